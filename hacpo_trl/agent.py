@@ -1,0 +1,301 @@
+"""An agent at work: a policy together with its tokenizer, chat template and sampling settings.
+
+Everything that differs between agents is decided here, once, so that the trainer can treat them alike.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from trl.data_utils import is_conversational
+from trl.trainer.utils import create_model_from_path
+
+from .config import AgentConfig, HACPOConfig
+from .retokenization import completion_text, retokenize
+from .rollout import LearnerView, Prompt, Rollout
+
+
+logger = logging.getLogger(__name__)
+
+# The date that Llama 3.2's template falls back to. A template that printed today's would give a resumed run other
+# prompts.
+TEMPLATE_DATE = date(2024, 7, 26)
+STRFTIME_CALL = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
+
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def load_model(config: AgentConfig, args: HACPOConfig) -> PreTrainedModel:
+    """Loads one agent's model by its id or path, in float32 unless `model_init_kwargs` asks for another dtype."""
+    if config.model_name_or_path is None:
+        raise ValueError(
+            f"Agent '{config.name}' has no model: give model_name_or_path, or pass the model to the trainer."
+        )
+    kwargs = {**(args.model_init_kwargs or {}), **(config.model_init_kwargs or {})}
+    kwargs.setdefault("trust_remote_code", args.trust_remote_code)
+    if args.world_size > 1:
+        # Each process holds the model on its own device; "auto" would spread it over the devices of all of them.
+        kwargs["device_map"] = None
+    return create_model_from_path(config.model_name_or_path, **kwargs)
+
+
+def load_tokenizer(config: AgentConfig, args: HACPOConfig, model: PreTrainedModel) -> PreTrainedTokenizerBase:
+    """Loads one agent's tokenizer from where its model came from, unless `tokenizer_name_or_path` says otherwise."""
+    path = config.tokenizer_name_or_path or config.model_name_or_path or model.config._name_or_path
+    if not path:
+        raise ValueError(
+            f"Agent '{config.name}': its model was built in memory, so no tokenizer can be loaded beside it. Pass "
+            "one in processing_classes, or set tokenizer_name_or_path."
+        )
+    revision = {**(args.model_init_kwargs or {}), **(config.model_init_kwargs or {})}.get("revision", "main")
+    return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=args.trust_remote_code)
+
+
+def freeze_template_date(template: str) -> str:
+    """Replaces `strftime_now("...")` in a chat template by a fixed date, so that prompts do not change overnight."""
+    return STRFTIME_CALL.sub(lambda call: repr(TEMPLATE_DATE.strftime(call["format"])), template)
+
+
+class Agent:
+    """One agent: policy, tokenizer, chat template, sampling.
+
+    Args:
+        config: The agent's own settings.
+        args: The run's settings, which fill what the agent leaves open.
+        policy: The model that is trained, not wrapped for any backend.
+        tokenizer: Its tokenizer. A missing pad token becomes the EOS token, as in TRL.
+    """
+
+    def __init__(self, config: AgentConfig, args: HACPOConfig, policy: nn.Module, tokenizer: PreTrainedTokenizerBase):
+        self.config = config
+        self.name = config.name
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.seed = args.seed
+
+        if config.eos_token is not None:
+            if config.eos_token not in tokenizer.get_vocab():
+                raise ValueError(f"Agent '{self.name}': eos_token {config.eos_token!r} is not in its tokenizer.")
+            tokenizer.eos_token = config.eos_token
+        if tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"Agent '{self.name}': its tokenizer has no EOS token, so no answer could ever end. Set eos_token."
+            )
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        policy.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+
+        self.end_of_turn_id: int = tokenizer.eos_token_id
+        self.stop_token_ids = self._stop_token_ids()
+        self.chat_template = self._chat_template()
+        self.chat_template_kwargs = {**(args.chat_template_kwargs or {}), **(config.chat_template_kwargs or {})}
+        # Llama 3.2's template reads this variable before it asks for today's date.
+        self.chat_template_kwargs.setdefault("date_string", TEMPLATE_DATE.strftime("%d %b %Y"))
+        self._wants_bos = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+
+        self.temperature: float = self._setting("temperature", args)
+        self.max_completion_length: int = self._setting("max_completion_length", args)
+        self.generation_config = self._generation_config(args)
+        self.max_model_length = self._max_model_length()
+
+    def _setting(self, name: str, args: HACPOConfig) -> Any:
+        own = getattr(self.config, name)
+        return getattr(args, name) if own is None else own
+
+    def _stop_token_ids(self) -> list[int]:
+        """Every id that ends an answer: the tokenizer's EOS and all that the model declares, such as an end of
+        turn."""
+        declared = getattr(self.policy.generation_config, "eos_token_id", None)
+        declared = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
+        return sorted({self.tokenizer.eos_token_id, *declared})
+
+    def _chat_template(self) -> str | None:
+        template = self.config.chat_template
+        if template == "plain":
+            template = PLAIN_TEMPLATE
+        elif template is not None and "{" not in template:
+            if not Path(template).is_file():
+                raise ValueError(
+                    f"Agent '{self.name}': chat_template {template!r} is no Jinja template, no file and not 'plain'."
+                )
+            template = Path(template).read_text(encoding="utf-8")
+        template = template if template is not None else self.tokenizer.chat_template
+        if isinstance(template, dict):
+            template = template.get("default")
+        if template is None:
+            return None
+        template = freeze_template_date(template)
+        if "strftime_now(" in template:
+            logger.warning(
+                f"Agent '{self.name}': its chat template prints today's date in a way that cannot be fixed, so a run "
+                "resumed on another day sees other prompts. Set chat_template to a template with a fixed date."
+            )
+        return template
+
+    def _generation_config(self, args: HACPOConfig) -> GenerationConfig:
+        """All sampling parameters, spelled out: none is left for the model's own generation_config to fill in."""
+        kwargs = {
+            "max_new_tokens": self.max_completion_length,
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_p": self._setting("top_p", args),
+            "top_k": self._setting("top_k", args),
+            "min_p": self._setting("min_p", args),
+            "repetition_penalty": self._setting("repetition_penalty", args),
+            "bos_token_id": self.tokenizer.bos_token_id,
+            "pad_token_id": self.tokenizer.pad_token_id,
+            "eos_token_id": self.stop_token_ids,
+            **(args.generation_kwargs or {}),
+            **(self.config.generation_kwargs or {}),
+        }
+        return GenerationConfig(**kwargs, disable_compile=True)
+
+    def _max_model_length(self) -> int:
+        context = getattr(self.policy.config.get_text_config(), "max_position_embeddings", None)
+        limits = [limit for limit in (self.config.max_model_length, context) if limit is not None]
+        if not limits:
+            raise ValueError(
+                f"Agent '{self.name}': its model's config names no max_position_embeddings. Set max_model_length."
+            )
+        if self.max_completion_length >= min(limits):
+            raise ValueError(
+                f"Agent '{self.name}': max_completion_length={self.max_completion_length} leaves no room for a prompt "
+                f"in its context of {min(limits)} tokens."
+            )
+        return min(limits)
+
+    def render(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Prompts in this agent's tokens: its chat template for messages, as they are for plain text.
+
+        A BOS token stands in front exactly once if the template or the tokenizer wants one.
+        """
+        rendered = []
+        for prompt in prompts:
+            if is_conversational({"prompt": prompt}):
+                if self.chat_template is None:
+                    raise ValueError(
+                        f"Agent '{self.name}': the prompts are conversations, but its tokenizer has no chat template. "
+                        "Set chat_template to a template, a file, or 'plain'."
+                    )
+                ids = self.tokenizer.apply_chat_template(
+                    prompt,
+                    chat_template=self.chat_template,
+                    add_generation_prompt=True,
+                    tokenize=True,
+                    return_dict=True,
+                    **self.chat_template_kwargs,
+                )["input_ids"]
+            else:
+                ids = self.tokenizer(prompt)["input_ids"]
+            bos = self.tokenizer.bos_token_id
+            if bos is not None:
+                while ids[:2] == [bos, bos]:
+                    ids = ids[1:]
+                if self._wants_bos and ids[:1] != [bos]:
+                    ids = [bos, *ids]
+            if not ids:
+                raise ValueError(f"Agent '{self.name}': the prompt {prompt!r} is empty in its tokens.")
+            if len(ids) + self.max_completion_length > self.max_model_length:
+                raise ValueError(
+                    f"Agent '{self.name}': a prompt of {len(ids)} tokens and max_completion_length="
+                    f"{self.max_completion_length} exceed its context of {self.max_model_length} tokens. The prompt "
+                    f"begins with {str(prompt)[:80]!r}."
+                )
+            rendered.append(list(ids))
+        return rendered
+
+    def decode(self, completion_ids: Sequence[int]) -> tuple[str, bool]:
+        """The text of this agent's own sampled ids, and whether it stands for them."""
+        return completion_text(self.tokenizer, completion_ids, self.stop_token_ids)
+
+    def view(self, rollouts: Sequence[Rollout], prompt_ids: Sequence[Sequence[int]]) -> list[LearnerView]:
+        """What this agent, as a learner, makes of rollouts: its own as sampled, a peer's retokenized.
+
+        Args:
+            rollouts: Rollouts of any agents.
+            prompt_ids: The step's prompts in this agent's tokens, by `Rollout.prompt_index`.
+        """
+        peers = [rollout for rollout in rollouts if rollout.agent != self.name]
+        encoded = retokenize(
+            self.tokenizer,
+            [rollout.text for rollout in peers],
+            [rollout.finish_reason == "stop" for rollout in peers],
+            self.end_of_turn_id,
+        )
+        translated = iter(encoded)
+        views = []
+        for rollout in rollouts:
+            prompt = tuple(prompt_ids[rollout.prompt_index])
+            if rollout.agent == self.name:
+                views.append(LearnerView(rollout, prompt, rollout.completion_ids, dropped=None))
+                continue
+            ids, same_text = next(translated)
+            if not rollout.decodable:
+                reason = "undecodable"
+            elif not same_text:
+                reason = "round_trip"
+            elif not ids:
+                reason = "empty"
+            elif len(prompt) + len(ids) > self.max_model_length:
+                reason = "too_long"
+            else:
+                reason = None
+            views.append(LearnerView(rollout, prompt, tuple(ids), reason))
+        return views
+
+    def sampling_seed(self, mode: str, step: int, process: int) -> int:
+        """The seed of this agent's samples: a stream of its own, the same whatever the other agents are and do."""
+        key = f"{self.seed}/{self.name}/{mode}/{step}/{process}"
+        return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
+
+
+def build_agents(
+    models: Mapping[str, str | PreTrainedModel] | None,
+    args: HACPOConfig,
+    tokenizers: Mapping[str, PreTrainedTokenizerBase],
+    peft_configs: Mapping[str, Any],
+) -> dict[str, Agent]:
+    """Makes the agents of a run from what the trainer was given; models and tokenizers are loaded where they were not
+    given."""
+    if models is None and args.agents is None:
+        raise ValueError("There are no agents: give models, a dict of name to model, or args.agents.")
+    configs = {c.name: c for c in args.agents} if args.agents is not None else {n: AgentConfig(n) for n in models}
+    if models is not None and set(models) != set(configs):
+        raise ValueError(
+            f"models has the agents {sorted(models)}, but args.agents {sorted(configs)}. They must match."
+        )
+    for argument, given in (("processing_classes", tokenizers), ("peft_configs", peft_configs)):
+        if unknown := sorted(set(given) - set(configs)):
+            raise ValueError(f"{argument} names {unknown}, but the agents are {sorted(configs)}.")
+
+    agents = {}
+    for name, config in configs.items():
+        model = None if models is None else models[name]
+        if model is None or isinstance(model, str):
+            config = replace(config, model_name_or_path=model or config.model_name_or_path)
+            model = load_model(config, args)
+        tokenizer = tokenizers[name] if name in tokenizers else load_tokenizer(config, args, model)
+        peft_config = peft_configs.get(name)
+        if config.peft_config is not None:
+            if peft_config is not None:
+                raise ValueError(
+                    f"Agent '{name}': a PEFT configuration in both peft_configs and args.agents. Give one."
+                )
+            from peft import get_peft_config
+
+            peft_config = get_peft_config({"peft_type": "LORA", "task_type": "CAUSAL_LM", **config.peft_config})
+        if peft_config is not None:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, peft_config)
+        agents[name] = Agent(config, args, model, tokenizer)
+    if len({id(agent.policy) for agent in agents.values()}) < len(agents):
+        raise ValueError("Two agents share one model object. Give each its own: they are trained apart.")
+    return agents

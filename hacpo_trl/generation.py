@@ -1,0 +1,137 @@
+"""Generation: how agents answer prompts.
+
+A backend answers the prompts of *all* agents in one call, because servers, one an agent, should work side by side. The
+backend here is transformers' `generate`, which needs no server and samples the agents one after the other.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from trl.models import unwrap_model_for_generation
+from trl.trainer.utils import pad
+
+from .agent import Agent
+from .metrics import Metrics
+
+
+# TRL 1.16 asks a model of transformers 5.24 for this by its old name, at every generation.
+warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled answer.
+
+    Attributes:
+        ids: The sampled token ids, the stop token included.
+        finish_reason: `"stop"` when a stop token ended it, `"length"` when it was cut.
+    """
+
+    ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """What one agent is asked: `num_generations` answers to each prompt.
+
+    Attributes:
+        prompt_ids: The prompts, in the agent's tokens.
+        num_generations: Answers to each prompt.
+        seed: Seed of the samples.
+    """
+
+    prompt_ids: Sequence[Sequence[int]]
+    num_generations: int
+    seed: int
+
+
+class GenerationBackend(Protocol):
+    """Anything that samples for the agents of this process."""
+
+    def generate(self, requests: Mapping[str, GenerationRequest]) -> dict[str, list[Completion]]:
+        """For each agent its answers, prompt by prompt, `num_generations` in a row."""
+        ...
+
+
+def completion_of(ids: Sequence[int], stop_token_ids: Sequence[int]) -> Completion:
+    """Cuts padding off: an answer ends with its first stop token, if it has one."""
+    for position, token_id in enumerate(ids):
+        if token_id in stop_token_ids:
+            return Completion(tuple(ids[: position + 1]), "stop")
+    return Completion(tuple(ids), "length")
+
+
+@contextlib.contextmanager
+def _only_explicit_settings(model, generation_config):
+    """Hides the model's own generation_config: `generate` would fill every setting we leave at None from it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    original, base.generation_config = base.generation_config, generation_config
+    try:
+        yield
+    finally:
+        base.generation_config = original
+
+
+class TransformersGeneration:
+    """Samples with transformers' `generate`, on the very weights that are trained.
+
+    Args:
+        agents: The agents, by name.
+        engines: For each agent its accelerator and its wrapped policy; called anew for each generation, because
+            wrapping happens when training starts.
+        gather_deepspeed3_params: See `HACPOConfig.ds3_gather_for_generation`.
+    """
+
+    def __init__(self, agents: Mapping[str, Agent], engines, gather_deepspeed3_params: bool):
+        self.agents = agents
+        self.engines = engines
+        self.gather_deepspeed3_params = gather_deepspeed3_params
+
+    @torch.no_grad()
+    def generate(self, requests: Mapping[str, GenerationRequest]) -> dict[str, list[Completion]]:
+        return {name: self._generate(self.agents[name], request) for name, request in requests.items()}
+
+    def _generate(self, agent: Agent, request: GenerationRequest) -> list[Completion]:
+        accelerator, wrapped = self.engines(agent.name)
+        device = accelerator.device
+        prompts = [torch.tensor(ids) for ids in request.prompt_ids for _ in range(request.num_generations)]
+        input_ids = pad(prompts, padding_value=agent.tokenizer.pad_token_id, padding_side="left").to(device)
+        attention_mask = pad([torch.ones_like(ids) for ids in prompts], padding_value=0, padding_side="left").to(
+            device
+        )
+
+        # The agent's samples come from its own seed stream, and leave the random state of the run untouched.
+        devices = [] if device.type == "cpu" else [device]
+        with (
+            torch.random.fork_rng(devices=devices, device_type="cuda" if device.type == "cpu" else device.type),
+            unwrap_model_for_generation(
+                wrapped, accelerator, gather_deepspeed3_params=self.gather_deepspeed3_params
+            ) as model,
+            _only_explicit_settings(model, agent.generation_config),
+        ):
+            torch.manual_seed(request.seed)
+            was_training = model.training
+            model.eval()
+            output = model.generate(
+                input_ids=input_ids, attention_mask=attention_mask, generation_config=agent.generation_config
+            )
+            model.train(was_training)
+        completions = output[:, input_ids.shape[1] :].tolist()
+        return [completion_of(ids, agent.stop_token_ids) for ids in completions]
+
+
+def log_completions(metrics: Metrics, agent: str, completions: Sequence[Completion]):
+    """Logs the lengths of one agent's answers, in its tokens."""
+    lengths = torch.tensor([len(completion.ids) for completion in completions], dtype=torch.float32)
+    cut = torch.tensor([completion.finish_reason == "length" for completion in completions])
+    metrics.mean(f"{agent}/completions/mean_length", lengths)
+    metrics.minimum(f"{agent}/completions/min_length", lengths)
+    metrics.maximum(f"{agent}/completions/max_length", lengths)
+    metrics.mean(f"{agent}/completions/mean_terminated_length", lengths[~cut])
+    metrics.mean(f"{agent}/completions/clipped_ratio", cut)
+    metrics.total(f"{agent}/tokens/generated", int(lengths.sum()))

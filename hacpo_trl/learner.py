@@ -1,0 +1,142 @@
+"""What one learner makes of a batch of rows: the objective of each, and what to log about it.
+
+`objective.py` has the equations one by one; here they are put together as the configuration asks.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from .config import HACPOConfig
+from .metrics import Metrics
+from .objective import (
+    MAX_LOG_RATIO,
+    cross_lower_bound,
+    cross_objective,
+    kl_to_reference,
+    own_objective,
+    sequence_log_ratio,
+    token_objective,
+)
+
+
+@dataclass(frozen=True)
+class LearnerObjective:
+    """The objective of each of R rows, and the terms it is made of.
+
+    Attributes:
+        objective: `(R,)`, with gradient; the loss is minus its mean.
+        log_ratio: `(R,)`, log s.
+        token_log_ratio: `(R, T)`, of GRPO's token ratios; 0 off the answers.
+        kl: `(R, T)`, KL divergence to the reference on own rows; 0 elsewhere.
+        lower_bound: The stepwise clip bound of this update, where peers' ratios are clipped.
+    """
+
+    objective: torch.Tensor
+    log_ratio: torch.Tensor
+    token_log_ratio: torch.Tensor | None
+    kl: torch.Tensor | None
+    lower_bound: float | None
+
+
+def learner_objective(
+    args: HACPOConfig, batch: dict[str, torch.Tensor], logps: torch.Tensor, mask: torch.Tensor, update: int
+) -> LearnerObjective:
+    """The objective of a batch of rows (see `collate`).
+
+    Args:
+        args: The run's settings.
+        batch: The rows, as `collate` gives them.
+        logps: `(R, T)`, the learner's log-probabilities now; 0 off the answers.
+        mask: `(R, T)` bool, the answers' tokens.
+        update: m, the index of the optimizer update within its step.
+    """
+    own, advantage = batch["is_own"], batch["advantage"]
+    num_tokens = mask.sum(-1)
+    log_ratio = sequence_log_ratio(
+        logps.sum(-1), batch["old_logprob_sum"], num_tokens, batch["old_num_tokens"], args.ratio_normalization
+    )
+    ratio = log_ratio.exp()
+    token_log_ratio = kl = lower_bound = None
+    if args.algorithm == "grpo":
+        token_log_ratio = torch.where(mask, logps - batch["old_logps"], 0).clamp(max=MAX_LOG_RATIO)
+        objective = token_objective(token_log_ratio.exp(), mask, advantage, args.epsilon, args.epsilon_high)
+    else:
+        objective = own_objective(ratio, advantage, args.epsilon, args.epsilon_high)
+    if args.algorithm == "hacpo":
+        lower_bound = cross_lower_bound(args.delta, args.delta_step, update) if args.clip_cross else None
+        cross = cross_objective(ratio, advantage, batch["weight"], args.alpha, lower_bound)
+        objective = torch.where(own, objective, cross)
+    if args.beta > 0:
+        kl = kl_to_reference(logps, batch["ref_logps"], mask & own[:, None])
+        weight = ratio[:, None] if token_log_ratio is None else token_log_ratio.exp()
+        penalty = kl * weight if args.use_bias_correction_kl else kl
+        objective = objective - args.beta * penalty.sum(-1) / num_tokens.clamp(min=1)
+    return LearnerObjective(objective, log_ratio, token_log_ratio, kl, lower_bound)
+
+
+@torch.no_grad()
+def log_objective(
+    metrics: Metrics,
+    learner: str,
+    args: HACPOConfig,
+    batch: dict[str, torch.Tensor],
+    terms: LearnerObjective,
+    mask: torch.Tensor,
+):
+    """Logs ratios, clipping and KL of a batch of rows, own and peers' apart."""
+    own, advantage, ratio = batch["is_own"], batch["advantage"], terms.log_ratio.exp()
+    metrics.summary(f"{learner}/own_ratio", ratio[own])
+    metrics.summary(f"{learner}/cross_ratio", ratio[~own])
+
+    if terms.token_log_ratio is not None:
+        clipped_ratio, of_own, of_cross = terms.token_log_ratio.exp(), mask & own[:, None], mask & ~own[:, None]
+        advantage = advantage[:, None]
+    else:
+        clipped_ratio, of_own, of_cross = ratio, own, ~own
+    low = (clipped_ratio < 1 - args.epsilon) & (advantage < 0)
+    high = (clipped_ratio > 1 + args.epsilon_high) & (advantage > 0)
+    metrics.mean(f"{learner}/clip_ratio/own_low", low[of_own])
+    metrics.mean(f"{learner}/clip_ratio/own_high", high[of_own])
+    if args.algorithm == "hacpo":
+        below = torch.zeros_like(low) if terms.lower_bound is None else ratio < terms.lower_bound
+        above = torch.zeros_like(high) if terms.lower_bound is None else ratio > 1
+    else:
+        below, above = low, high
+    metrics.mean(f"{learner}/clip_ratio/cross_below", below[of_cross])
+    metrics.mean(f"{learner}/clip_ratio/cross_above", above[of_cross])
+    if terms.kl is not None:
+        metrics.mean(f"{learner}/kl", terms.kl[mask & own[:, None]])
+
+
+class Alignment:
+    """How well a source's confidence tells good answers from bad ones: the proxy for Theorem 4.3.
+
+    The theorem says that gradients on a peer's rollouts point the way of own gradients if the source is more confident
+    than the learner where its answers are good (Assumption D.12). Measured for each learner and source: the
+    correlation ρ, within prompts, of c_i = (log π_j − log π_k)/|y| = −log s with the rewards R_i of the source's
+    rollouts. π_k is the learner at the update that trains on the rollout, so that ρ costs no forward pass; rollouts
+    that are not trained on (advantage 0, dropped) do not count.
+    """
+
+    def __init__(self):
+        # (learner, source) -> prompt -> pairs (c_i, R_i)
+        self._pairs: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = {}
+
+    def state(self) -> dict:
+        return self._pairs
+
+    def load_state(self, state: dict):
+        self._pairs = state
+
+    def add(self, learner: str, source: str, prompt_index: int, log_ratio: float, reward: float):
+        by_prompt = self._pairs.setdefault((learner, source), {})
+        by_prompt.setdefault(prompt_index, []).append((-log_ratio, reward))
+
+    def flush(self, metrics: Metrics):
+        """Logs `<learner>/alignment/<source>` and starts anew."""
+        for (learner, source), by_prompt in self._pairs.items():
+            pairs = [torch.tensor(values, dtype=torch.float64) for values in by_prompt.values()]
+            confidence, reward = torch.cat([values - values.mean(0) for values in pairs]).T
+            metrics.correlation(f"{learner}/alignment/{source}", confidence, reward)
+        self._pairs = {}

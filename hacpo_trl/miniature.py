@@ -1,0 +1,323 @@
+"""A complete heterogeneous setting that fits on a CPU: a verifiable task and two tiny policies that differ.
+
+The task `conv` asks for the digits of three symbols: "akz=" -> "3,8,7". There are 48 symbols, each with a fixed digit,
+in three families; the symbols of a prompt come from one family:
+
+- family 0: the "qwen3" policy starts skilled, the "llama" policy does not;
+- family 1: the other way round;
+- family 2: two conventions are right, the digits as they are or all of them plus one (mod 10), but no mixture of both.
+  The "qwen3" policy starts with a preference for the first, the "llama" policy for the second.
+
+A fact (symbol -> digit) serves in every prompt with that symbol. The held-out prompts are combinations that no policy
+is ever trained on; what an agent can learn from another agent is facts.
+
+The policies differ in architecture and in tokenizer, so that their token ids mean nothing to each other: "3,8,7" is
+five tokens for "qwen3" and three for "llama". Both are made here, without a download: `policy_path` initializes a
+policy, gives it a supervised warm start on labels with mistakes of its own, and keeps it on disk.
+"""
+
+import functools
+import hashlib
+import logging
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from datasets import Dataset
+from huggingface_hub import constants
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+
+logger = logging.getLogger(__name__)
+
+# ------------------------------------------------------------------------------------------------------------ the task
+
+_LOWER, _UPPER = "abcdefghijklmnopqrstuvwx", "ABCDEFGHIJKLMNOPQRSTUVWX"
+_FAMILIES = (_LOWER[:16], _UPPER[:16], _LOWER[16:] + _UPPER[16:])
+_VAL = {symbol: random.Random(i * 7919 + 13).randrange(10) for i, symbol in enumerate(_LOWER + _UPPER)}
+
+_SYMBOLS_PER_PROMPT = 3
+_HELD_OUT_SIZE = 512
+_HELD_OUT_SEED = 999
+
+# How far off a mistaken digit is. In family 2 it is the step from one accepted convention to the other: what is wrong
+# there is only a mixture of both.
+_SHIFT = (3, 3, 1)
+
+
+def _draw(rng: random.Random, family: int) -> str:
+    return "".join(rng.choice(_FAMILIES[family]) for _ in range(_SYMBOLS_PER_PROMPT))
+
+
+@functools.cache
+def _held_out() -> dict[str, int]:
+    """The symbols of each held-out prompt and their family, in order."""
+    rng, items = random.Random(_HELD_OUT_SEED), {}
+    while len(items) < _HELD_OUT_SIZE:
+        family = rng.randrange(len(_FAMILIES))
+        items[_draw(rng, family)] = family
+    return items
+
+
+def _draw_for_training(rng: random.Random, mix: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Iterator[tuple[str, int]]:
+    """Draws the symbols of a prompt and their family, without end, never held-out ones; `mix` weighs the families."""
+    while True:
+        family = rng.choices(range(len(_FAMILIES)), mix)[0]
+        symbols = _draw(rng, family)
+        if symbols not in _held_out():
+            yield symbols, family
+
+
+def _answer(symbols: str, family: int) -> str:
+    """The accepted answers, joined with "|"."""
+    shifts = (0, _SHIFT[2]) if family == 2 else (0,)
+    return "|".join(",".join(str((_VAL[s] + shift) % 10) for s in symbols) for shift in shifts)
+
+
+def conv_dataset(split: Literal["train", "test"], size: int, seed: int = 0) -> Dataset:
+    """
+    Makes `size` prompts of the task `conv`.
+
+    Args:
+        split: "test" is the beginning of one fixed list of 512 distinct held-out prompts. "train" is drawn with
+            replacement from the other 11,776 prompts, the families with equal probability.
+        size: number of prompts; at most 512 for "test".
+        seed: seed of the "train" split. The "test" split does not depend on it.
+
+    Returns:
+        A dataset with the columns `prompt` ("akz="), `answer` ("3,8,7"; for family 2 both accepted answers, joined by
+        "|") and `source` ("family 0", "family 1" or "family 2").
+
+    Raises:
+        ValueError: for another split, or more prompts than "test" has.
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"conv_dataset has the splits 'train' and 'test', not {split!r}.")
+    if split == "test" and size > _HELD_OUT_SIZE:
+        raise ValueError(f"The split 'test' of conv_dataset has {_HELD_OUT_SIZE} prompts, fewer than {size}.")
+    draws = iter(_held_out().items()) if split == "test" else _draw_for_training(random.Random(seed))
+    items = [next(draws) for _ in range(size)]
+    return Dataset.from_dict(
+        {
+            "prompt": [f"{symbols}=" for symbols, _ in items],
+            "answer": [_answer(symbols, family) for symbols, family in items],
+            "source": [f"family {family}" for _, family in items],
+        }
+    )
+
+
+def conv_reward(completions: list[str], answer: list[str], **kwargs) -> list[float]:
+    """
+    TRL reward function: 1.0 for each completion that equals one of its accepted answers, else 0.0.
+
+    `completions` are plain texts and `answer` is the dataset's column for them; what else TRL passes is not used.
+
+    Only the text is compared, without special tokens, so that the agent needs room to show whether it ends its answer.
+    Every answer is at most five tokens and an EOS. From `max_completion_length=6` on, a completion that was cut off
+    has more text than the answer and earns nothing; with five, a right answer would be rewarded though it never ended.
+    (The one exception is a sampled `<pad>` in place of the EOS, which no policy is ever taught.)
+    """
+    return [float(text in accepted.split("|")) for text, accepted in zip(completions, answer, strict=True)]
+
+
+# -------------------------------------------------------------------------------------------------------- the policies
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """Everything that defines a warm-started policy, apart from the seed."""
+
+    architecture: str
+    """Model type of a causal language model in transformers."""
+    merges: tuple[tuple[str, str], ...]
+    """BPE merges on top of the 256 bytes, in order of priority; printable ASCII without the space."""
+    error_ranges: tuple[tuple[float, float], ...]
+    """For each family, the range of the probability that the warm start's label of a fact is mistaken. Each fact has a
+    probability of its own in that range: an agent is sure of some facts, unsure of others, and above 0.5 it prefers
+    the mistake. In family 2 it is the probability of the convention that adds one."""
+    mix: tuple[float, ...] = (1.0, 1.0, 1.0)
+    """Weights of the families in the warm start."""
+    hidden_size: int = 64
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    steps: int = 400
+    """Optimizer steps of the warm start."""
+    batch_size: int = 64
+    learning_rate: float = 4e-3
+    """Peak learning rate of the warm start."""
+
+
+POLICIES: dict[str, PolicySpec] = {
+    "qwen3": PolicySpec("qwen3", merges=(), error_ranges=((0.0, 0.45), (0.2, 0.95), (0.0, 0.35))),
+    "llama": PolicySpec(
+        "llama",
+        merges=tuple((digit, separator) for digit in "0123456789" for separator in ",=;"),
+        error_ranges=((0.4, 0.95), (0.0, 0.55), (0.6, 1.0)),
+    ),
+}
+
+_MAX_LENGTH = 128  # tokens; a prompt and its answer take ten
+
+
+def make_tokenizer(spec: PolicySpec) -> PreTrainedTokenizerFast:
+    """
+    Makes the tokenizer: the merges of `spec` over bytes, so that it encodes any text and decodes it exactly.
+
+    The ids are `<pad>` 0, `<eos>` 1, the 256 bytes, then one for each merge. There is no BOS and no chat template;
+    encoding adds no special token.
+    """
+    tokens = ["<pad>", "<eos>", *sorted(ByteLevel.alphabet()), *(left + right for left, right in spec.merges)]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=list(spec.merges)))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        model_max_length=_MAX_LENGTH,
+        # The default list has token_type_ids, which these models do not take.
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def make_policy(spec: PolicySpec, seed: int) -> PreTrainedModel:
+    """Makes the untrained policy, float32 on the CPU. The global random state stays as it is."""
+    sizes = {
+        "vocab_size": len(make_tokenizer(spec)),
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.hidden_size * 5 // 2,
+        "num_hidden_layers": spec.num_hidden_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_attention_heads // 2,
+        "head_dim": spec.hidden_size // spec.num_attention_heads,
+        "max_position_embeddings": _MAX_LENGTH,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = AutoConfig.for_model(spec.architecture, **sizes)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def warm_up(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, spec: PolicySpec, seed: int, steps: int | None = None
+) -> list[float]:
+    """
+    Trains `model` in place on prompts with labels that carry the mistakes of `spec`, never on a held-out prompt.
+
+    The labels are drawn anew in each step, a fact's mistake with that fact's probability. The policy learns these
+    probabilities: its samples at temperature 1 vary as its labels did, which is what RL starts from.
+
+    Args:
+        model: a policy of `make_policy` for `spec`; it is left in evaluation mode.
+        tokenizer: the tokenizer of `make_tokenizer` for `spec`.
+        seed: seed of the mistakes and of the prompts.
+        steps: number of optimizer steps, `spec.steps` by default.
+
+    Returns:
+        The loss of each step: cross-entropy of the completions with their EOS, in nats a token.
+    """
+    steps = spec.steps if steps is None else steps
+    # Not from the seed alone: agents of the same seed must not make the same mistakes.
+    rng = random.Random(f"{spec.architecture} {spec.merges} {seed}")
+    error = {s: rng.uniform(*spec.error_ranges[f]) for f, family in enumerate(_FAMILIES) for s in family}
+    draws = _draw_for_training(rng, spec.mix)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    losses = []
+    model.train()
+    for step in range(steps):
+        prompts, completions = [], []
+        for _ in range(spec.batch_size):
+            symbols, family = next(draws)
+            digits = [(_VAL[s] + _SHIFT[family] * (rng.random() < error[s])) % 10 for s in symbols]
+            prompts.append(f"{symbols}=")
+            completions.append(",".join(map(str, digits)))
+        # Prompt and completion are encoded apart, as they are when the policy generates.
+        input_ids, labels = [], []
+        for prompt, completion in zip(tokenizer(prompts).input_ids, tokenizer(completions).input_ids, strict=True):
+            completion = [*completion, tokenizer.eos_token_id]
+            input_ids.append(torch.tensor(prompt + completion))
+            labels.append(torch.tensor([-100] * len(prompt) + completion))
+        # Padding on the right needs no attention mask: a causal model's completions never see it.
+        input_ids = pad_sequence(input_ids, batch_first=True, padding_value=tokenizer.pad_token_id).to(model.device)
+        labels = pad_sequence(labels, batch_first=True, padding_value=-100).to(model.device)
+        loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate * min(1.0, (step + 1) / 30) * (1 - 0.9 * step / steps)
+        optimizer.step()
+        losses.append(loss.item())
+    model.eval()
+    return losses
+
+
+# --------------------------------------------------------------------------------------------------------- on the disk
+
+# Part of each directory's name. Raise it when this file changes in a way that gives other policies for the same spec.
+_FORMAT = 1
+
+
+def policy_path(name: str, seed: int = 0, progress: Callable[[str], None] | None = None) -> str:
+    """
+    Returns the directory of a warm-started policy and its tokenizer, made on first use (about 10 CPU-seconds).
+
+    `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load it. It lies in `$HACPO_TRL_CACHE`,
+    by default `hacpo_trl` in the Hugging Face home. Its name carries a hash of the spec and the seed, so that a
+    changed spec gives another directory. All processes of a launch may call this at once: a directory appears there
+    complete or not at all, and the first one stays.
+
+    Args:
+        name: a key of `POLICIES`.
+        seed: seed of the initialization, the mistakes and the prompts of the warm start.
+        progress: called with a line of text when the policy has to be made.
+
+    Raises:
+        ValueError: if there is no policy of that name.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"There is no policy {name!r} in the miniature; it has {', '.join(map(repr, POLICIES))}.")
+    spec = POLICIES[name]
+    root = (
+        Path(os.environ.get("HACPO_TRL_CACHE") or os.path.join(constants.HF_HOME, "hacpo_trl")).expanduser().absolute()
+    )
+    digest = hashlib.sha256(repr((_FORMAT, spec, seed)).encode()).hexdigest()[:12]
+    path = root / f"{name}-seed{seed}-{digest}"
+    if path.is_dir():
+        return str(path)
+
+    message = f"Making the policy {name!r} (seed {seed}, {spec.steps} steps of supervised warm start) in {path}"
+    logger.info(message)
+    if progress is not None:
+        progress(message)
+    model, tokenizer = make_policy(spec, seed), make_tokenizer(spec)
+    warm_up(model, tokenizer, spec, seed)
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".making-") as temporary:
+        made = Path(temporary) / path.name
+        model.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        try:
+            made.rename(path)
+        except OSError:
+            # A directory cannot replace one that has files: another process was first, and its policy is as good.
+            if not path.is_dir():
+                raise
+    return str(path)

@@ -1,0 +1,384 @@
+"""One transformers `Trainer`, N policies.
+
+`trainer.model` is a plain container, `PolicyPool`, that is never wrapped for a backend. Each policy has an
+`Accelerator`, a wrapped model, an optimizer and a scheduler of its own, so that clipping, schedules and states are an
+agent's own. Of transformers' `Trainer` everything stays that does not care how many models there are: epochs,
+accumulation, callbacks, logging, rotation of checkpoints, resuming.
+
+A checkpoint holds a folder for each agent that loads with `from_pretrained`:
+
+    checkpoint-40/
+    ├── qwen/    config.json, model.safetensors, tokenizer files, README.md, optimizer.pt, scheduler.pt
+    ├── llama/   the same
+    └── trainer_state.json, rng_state.pth, training_args.bin
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from huggingface_hub import HfApi
+from torch import nn
+from transformers import Trainer, get_scheduler
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import HubStrategy
+from transformers.utils import logging
+from trl.trainer.utils import generate_model_card, get_config_model_id
+
+from .agent import Agent
+from .config import HACPOConfig
+
+
+logger = logging.get_logger(__name__)
+
+PAPER = {
+    "title": "Heterogeneous Agent Collaborative Reinforcement Learning",
+    "id": "2603.02604",
+    "citation": (
+        "@article{hacpo2026,\n"
+        "    title        = {{Heterogeneous Agent Collaborative Reinforcement Learning}},\n"
+        "    year         = 2026,\n"
+        "    eprint       = {arXiv:2603.02604}\n"
+        "}"
+    ),
+}
+# Files that only a resumed run needs; they do not belong into a model repository.
+RESUME_ONLY = [OPTIMIZER_NAME, SCHEDULER_NAME, "global_step*", "latest", "zero_to_fp32.py", "*_states.pt"]
+
+
+class PolicyPool(nn.Module):
+    """The policies of all agents, as the one model that `Trainer` knows.
+
+    Attributes:
+        policies: The models as they load and save.
+        wrapped: The same models as they train (DDP and the like), once training has begun. A plain dict: the pool must
+            not register their parameters a second time.
+    """
+
+    accepts_loss_kwargs = False
+
+    def __init__(self, policies: Mapping[str, nn.Module]):
+        super().__init__()
+        self.policies = nn.ModuleDict(policies)
+        self.wrapped: dict[str, nn.Module] = {}
+
+    def forward(self, *args, **kwargs):
+        raise RuntimeError("A PolicyPool has no forward pass: call one agent's policy.")
+
+    def train(self, mode: bool = True):
+        for model in self.wrapped.values():
+            model.train(mode)
+        return super().train(mode)
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Accelerate finds this under `Accelerator.no_sync`: no policy reduces gradients within an accumulation."""
+        with contextlib.ExitStack() as stack:
+            for model in self.wrapped.values():
+                if hasattr(model, "no_sync"):
+                    stack.enter_context(model.no_sync())
+            yield
+
+    def gradient_checkpointing_enable(self, **kwargs):
+        for policy in self.policies.values():
+            policy.gradient_checkpointing_enable(**kwargs)
+
+    def activation_checkpointing_enable(self, **kwargs):
+        for policy in self.policies.values():
+            policy.activation_checkpointing_enable(**kwargs)
+
+
+class PolicyOptimizers:
+    """What the training loop sees as its optimizer: all agents' optimizers, stepped together."""
+
+    def __init__(self, optimizers: Mapping[str, Any]):
+        self.optimizers = dict(optimizers)
+
+    def step(self):
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+
+    def zero_grad(self, *args, **kwargs):
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad(*args, **kwargs)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
+
+
+class PolicySchedulers:
+    """What the training loop sees as its learning-rate scheduler."""
+
+    def __init__(self, schedulers: Mapping[str, Any]):
+        self.schedulers = dict(schedulers)
+
+    def step(self):
+        for scheduler in self.schedulers.values():
+            scheduler.step()
+
+    def get_last_lr(self) -> list[float]:
+        return [scheduler.get_last_lr()[0] for scheduler in self.schedulers.values()]
+
+
+class MultiPolicyTrainer(Trainer):
+    """`transformers.Trainer` over N policies. A subclass says what one agent's loss is, in `training_step`.
+
+    Args:
+        agents: The agents, by name.
+        args: The run's settings.
+        kwargs: Further arguments of `Trainer`.
+    """
+
+    args: HACPOConfig
+
+    def __init__(self, agents: Mapping[str, Agent], args: HACPOConfig, **kwargs):
+        self.agents = dict(agents)
+        super().__init__(model=PolicyPool({n: a.policy for n, a in self.agents.items()}), args=args, **kwargs)
+        self._check_launch()
+
+    def _check_launch(self):
+        """Refuses launches that would train something else than was asked for."""
+        world_size = int(os.environ.get("WORLD_SIZE", 1))
+        if self.accelerator.num_processes != world_size:
+            raise RuntimeError(
+                f"The launcher started {world_size} processes, but Accelerate sees {self.accelerator.num_processes}: "
+                "each would train on its own. Without a GPU, use a config with distributed_type MULTI_GPU, such as "
+                "configs/accelerate/cpu_2proc.yaml, or torchrun."
+            )
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise NotImplementedError(
+                "HACPOTrainer trains on one process or under DDP; DeepSpeed and FSDP are not wired in."
+            )
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                "Several GPUs are visible to one process, which Trainer would serve by nn.DataParallel. Use "
+                "`accelerate launch`, or make one GPU visible with CUDA_VISIBLE_DEVICES."
+            )
+
+    # ---- accelerators ---------------------------------------------------------------------------------------------
+    def _build_accelerator_args(self, **kwargs) -> dict[str, Any]:
+        accelerator_args = super()._build_accelerator_args(**kwargs)
+        if self.args.ddp_find_unused_parameters is None:
+            # Trainer searches for unused parameters in whatever is no PreTrainedModel, at a price; a policy has none.
+            accelerator_args["kwargs_handlers"][0].find_unused_parameters = False
+        self._accelerator_args = accelerator_args
+        return accelerator_args
+
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        # A second prepare() on one Accelerator would keep the first model's engine for backward: one for each agent.
+        first, *others = self.agents
+        self.accelerators = {first: self.accelerator}
+        self.accelerators.update({name: Accelerator(**self._accelerator_args) for name in others})
+
+    def engine(self, name: str) -> tuple[Accelerator, nn.Module]:
+        """One agent's accelerator and its policy as it runs: wrapped once training has begun."""
+        return self.accelerators[name], self.model.wrapped.get(name, self.model.policies[name])
+
+    def _inner_training_loop(self, *args, **kwargs):
+        for accelerator in list(self.accelerators.values())[1:]:
+            accelerator.free_memory()
+        return super()._inner_training_loop(*args, **kwargs)
+
+    def _agent_setting(self, name: str, setting: str) -> Any:
+        own = getattr(self.agents[name].config, setting)
+        return getattr(self.args, setting) if own is None else own
+
+    def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
+        optimizers, schedulers = {}, {}
+        for name, policy in self.model.policies.items():
+            self.optimizer = None
+            optimizer = self.create_optimizer(policy)
+            for group in optimizer.param_groups:
+                group["lr"] = self._agent_setting(name, "learning_rate")
+            # Trainer puts what decays (no biases, no norms) into the first group.
+            optimizer.param_groups[0]["weight_decay"] = self._agent_setting(name, "weight_decay")
+            self.model.wrapped[name], optimizers[name] = self.accelerators[name].prepare(policy, optimizer)
+            warmup_steps = self._agent_setting(name, "warmup_steps")
+            # Never prepared: Accelerate would step it once for every process.
+            schedulers[name] = get_scheduler(
+                self._agent_setting(name, "lr_scheduler_type"),
+                optimizer=optimizers[name],
+                num_warmup_steps=int(warmup_steps if warmup_steps >= 1 else -(-max_steps * warmup_steps // 1)),
+                num_training_steps=max_steps,
+                scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,
+            )
+        self.optimizer, self.lr_scheduler = PolicyOptimizers(optimizers), PolicySchedulers(schedulers)
+        self._created_lr_scheduler = True
+        self.model_wrapped = self.model
+        self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        for attribute in ("model", "optimizer", "lr_scheduler"):
+            setattr(self.callback_handler, attribute, getattr(self, attribute))
+        self.callback_handler.train_dataloader = train_dataloader
+        return self.model, train_dataloader
+
+    # ---- gradients ------------------------------------------------------------------------------------------------
+    def _clip_grad_norm(self, model):
+        # Trainer calls this only if args.max_grad_norm > 0, but an agent may clip where the run does not.
+        return None
+
+    def _get_grad_norm(self, model, grad_norm=None) -> float:
+        """Clips every agent's gradient to its own norm; returns the largest norm before clipping."""
+        self.grad_norms = {}
+        for name, accelerator in self.accelerators.items():
+            limit = self._agent_setting(name, "max_grad_norm")
+            norm = accelerator.clip_grad_norm_(
+                self.model.wrapped[name].parameters(), limit if limit > 0 else torch.inf
+            )
+            self.grad_norms[name] = float(norm)
+        return max(self.grad_norms.values())
+
+    def _get_learning_rate(self) -> float:
+        return max(self.lr_scheduler.get_last_lr())
+
+    # ---- saving and loading ---------------------------------------------------------------------------------------
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False):
+        """Saves every agent to `output_dir/<agent>/`, as `from_pretrained` reads it, with its tokenizer and a model
+        card."""
+        output_dir = Path(output_dir or self.args.output_dir)
+        for name, agent in self.agents.items():
+            accelerator, wrapped = self.engine(name)
+            state_dict = accelerator.get_state_dict(wrapped)
+            if self.args.should_save:
+                folder = output_dir / name
+                agent.policy.save_pretrained(folder, state_dict=state_dict)
+                agent.tokenizer.save_pretrained(folder)
+                self._save_model_card(agent, folder)
+        if self.args.should_save:
+            torch.save(self.args, output_dir / TRAINING_ARGS_NAME)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_model_card(self, agent: Agent, folder: Path):
+        base = get_config_model_id(agent.policy.config)
+        generate_model_card(
+            base_model=base if base and not os.path.isdir(base) else None,
+            model_name=self.repository(agent.name).split("/")[-1],
+            hub_model_id=self.repository(agent.name),
+            dataset_name=None,
+            tags=["trl", "hacpo", *(["trackio"] if "trackio" in self.args.report_to else [])],
+            wandb_url=None,
+            trackio_url=None,
+            trainer_name="HACPO",
+            trainer_citation=PAPER["citation"],
+            paper_title=PAPER["title"],
+            paper_id=PAPER["id"],
+        ).save(folder / "README.md")
+
+    def _save_optimizer_and_scheduler(self, output_dir: str):
+        if not self.args.should_save:
+            return
+        for name in self.agents:
+            folder = Path(output_dir) / name
+            torch.save(self.optimizer.optimizers[name].state_dict(), folder / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.schedulers[name].state_dict(), folder / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
+        """Loads every agent's weights from its folder."""
+        for name, policy in self.model.policies.items():
+            folder = os.path.join(resume_from_checkpoint, name)
+            if not os.path.isdir(folder):
+                raise ValueError(
+                    f"The checkpoint {resume_from_checkpoint} has no agent '{name}'. It holds: "
+                    f"{sorted(entry.name for entry in os.scandir(resume_from_checkpoint) if entry.is_dir())}."
+                )
+            super()._load_from_checkpoint(folder, model=policy)
+
+    def _issue_warnings_after_load(self, load_result):
+        # Tied weights are saved once, so they are missing where they are tied to: no reason to warn.
+        tied = {key for p in self.model.policies.values() for key in (getattr(p, "_tied_weights_keys", None) or ())}
+        missing = [key for key in load_result.missing_keys if key not in tied]
+        if missing or load_result.unexpected_keys:
+            logger.warning(f"Loaded with missing keys {missing} and unexpected keys {load_result.unexpected_keys}.")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None):
+        if checkpoint is None:
+            return
+        for name in self.agents:
+            folder = Path(checkpoint) / name
+            device = self.accelerators[name].device
+            optimizer_state = torch.load(folder / OPTIMIZER_NAME, map_location=device, weights_only=True)
+            self.optimizer.optimizers[name].load_state_dict(optimizer_state)
+            self.lr_scheduler.schedulers[name].load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
+
+    def _load_best_model(self):
+        logger.info(f"Loading the best checkpoint, {self.state.best_model_checkpoint} ({self.state.best_metric}).")
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+    # ---- the Hub --------------------------------------------------------------------------------------------------
+    def repository(self, name: str) -> str:
+        """The Hub repository of one agent: its own `hub_model_id`, or the run's with the agent's name behind it."""
+        run = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+        return self.agents[name].config.hub_model_id or f"{run}-{name}"
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None):
+        if not self.is_world_process_zero():
+            return
+        api = HfApi(token=token or self.args.hub_token)
+        private = self.args.hub_private_repo if private is None else private
+        self.hub_model_ids = {
+            name: api.create_repo(self.repository(name), private=private, exist_ok=True).repo_id
+            for name in self.agents
+        }
+        self.hub_model_id = next(iter(self.hub_model_ids.values()))
+        self.push_in_progress = None
+        self._pushes = []
+
+    def _upload(self, name: str, folder: Path, message: str, **kwargs):
+        return HfApi(token=self.args.hub_token).upload_folder(
+            repo_id=self.hub_model_ids[name], folder_path=folder, commit_message=message, **kwargs
+        )
+
+    def push_to_hub(
+        self, commit_message: str = "End of training", blocking: bool = True, token=None, revision=None, **kwargs
+    ):
+        """Pushes every agent to its own repository.
+
+        Returns:
+            The commit (or, with `blocking=False`, its future) of each agent by name; None on processes that do not
+            push.
+        """
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        self._finish_current_push()
+        revision = revision or self.args.hub_revision
+        return {
+            name: self._upload(
+                name,
+                Path(self.args.output_dir) / name,
+                commit_message,
+                run_as_future=not blocking,
+                ignore_patterns=RESUME_ONLY,
+                revision=revision,
+            )
+            for name in self.agents
+        }
+
+    def _push_from_checkpoint(self, checkpoint_folder: str):
+        if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
+            return
+        if not self.args.hub_always_push and any(not push.done() for push in self._pushes):
+            return
+        message = f"Training in progress, step {self.state.global_step}"
+        for name in self.agents:
+            folder = Path(checkpoint_folder) / name
+            common = {"run_as_future": True, "revision": self.args.hub_revision}
+            self._pushes.append(self._upload(name, folder, message, ignore_patterns=RESUME_ONLY, **common))
+            if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+                last = self.args.hub_strategy == HubStrategy.CHECKPOINT
+                path = "last-checkpoint" if last else Path(checkpoint_folder).name
+                self._pushes.append(self._upload(name, folder, f"{message}, checkpoint", path_in_repo=path, **common))
+
+    def _finish_current_push(self):
+        """Waits for uploads under way; one that failed says so."""
+        pushes, self._pushes = getattr(self, "_pushes", []), []
+        for push in pushes:
+            push.result()

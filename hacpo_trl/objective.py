@@ -1,0 +1,133 @@
+"""The objective of one rollout: sequence ratios, the own-rollout term and the cross-agent term.
+
+HACPO, arXiv 2603.02604, Eq. 10 to 14. For learner k and a rollout y that agent j sampled:
+
+    log s^(k,j) = [ log π_k(y) − log π_j,old(y) ] / |y|                                          (Eq. 11)
+    own,   j = k:  min( s·A, clamp(s, 1 − ε_low, 1 + ε_high)·A )                                 (GSPO, arXiv
+    2507.18071) cross, j ≠ k:  clip(s, 1 − δ + m·δ_step, 1) · sg(s)^α · ω^(j,k) · A                          (Eq. 10,
+    12, 13, 14)
+
+m is the index of the optimizer update within its step, sg stops the gradient. The loss is minus the mean of these
+objectives.
+
+What differs from the paper, or that it leaves open:
+
+1. Learner and source may count different numbers of tokens for the same text, so |y| is a choice: see
+   `sequence_log_ratio`.
+2. clip is `torch.clamp`: outside its bounds the gradient is 0, so the rollout is discarded, below the lower bound and
+   above 1 alike. The lower bound never exceeds 1.
+3. sg(s)^α dampens only: for s > 1 it is 1.
+
+Everything here is a pure function of float32 tensors; gradients flow into the learner's log-probabilities alone.
+"""
+
+import torch
+
+
+# exp overflows float32 above 88, and 0 * inf is NaN in the backward pass of a clamped ratio. No ratio near e^20 is
+# ever within a clip bound, so the limit changes no gradient that counts.
+MAX_LOG_RATIO = 20.0
+
+
+def sequence_log_ratio(
+    logprob_sum: torch.Tensor,
+    old_logprob_sum: torch.Tensor,
+    num_tokens: torch.Tensor,
+    old_num_tokens: torch.Tensor,
+    normalization: str = "source",
+) -> torch.Tensor:
+    """log s^(k,j), the length-normalized log-ratio between the learner now and the source then (Eq. 11).
+
+    Args:
+        logprob_sum: `(R,)`, log π_k(y) in nats, over the learner's tokens of y.
+        old_logprob_sum: `(R,)`, log π_j,old(y) in nats, over the source's tokens of y.
+        num_tokens: `(R,)`, the learner's token counts.
+        old_num_tokens: `(R,)`, the source's token counts |y^(j)|.
+        normalization: `"source"` divides both sums by the source's count (Eq. 11 as printed), `"own"` each sum by its
+            own count (the authors' code). They agree when the counts do.
+
+    Returns:
+        `(R,)`, at most `MAX_LOG_RATIO`.
+    """
+    old_num_tokens = old_num_tokens.clamp(min=1)
+    divisor = old_num_tokens if normalization == "source" else num_tokens.clamp(min=1)
+    log_ratio = logprob_sum / divisor - old_logprob_sum / old_num_tokens
+    return log_ratio.clamp(max=MAX_LOG_RATIO)
+
+
+def own_objective(ratio: torch.Tensor, advantages: torch.Tensor, epsilon: float, epsilon_high: float) -> torch.Tensor:
+    """The clipped surrogate of the learner's own rollouts: GSPO for sequence ratios, GRPO for token ratios.
+
+    Args:
+        ratio: `(R,)` sequence ratios, or `(R, T)` token ratios.
+        advantages: `(R,)`, or `(R, 1)` beside token ratios.
+        epsilon: Clip range below 1.
+        epsilon_high: Clip range above 1.
+
+    Returns:
+        Objectives in the shape of `ratio`.
+    """
+    clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)
+    return torch.min(ratio * advantages, clipped * advantages)
+
+
+def token_objective(
+    ratio: torch.Tensor, mask: torch.Tensor, advantages: torch.Tensor, epsilon: float, epsilon_high: float
+) -> torch.Tensor:
+    """GRPO's objective (arXiv 2402.03300): the clipped surrogate of each token's ratio, averaged over a rollout's
+    tokens.
+
+    Args:
+        ratio: `(R, T)`, token ratios.
+        mask: `(R, T)` bool, True on the answer's tokens.
+        advantages: `(R,)`.
+        epsilon: Clip range below 1.
+        epsilon_high: Clip range above 1.
+
+    Returns:
+        `(R,)`.
+    """
+    objective = own_objective(ratio, advantages[:, None], epsilon, epsilon_high)
+    return torch.where(mask, objective, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def cross_lower_bound(delta: float, delta_step: float, update: int) -> float:
+    """The stepwise lower clip bound, 1 − δ + m·δ_step, at most 1 (Eq. 13 and 14).
+
+    Args:
+        delta: δ, the clip radius below 1 at a step's first update.
+        delta_step: δ_step, by how much each further update of the step tightens it.
+        update: m, the update's index within its step, from 0.
+    """
+    return min(1 - delta + update * delta_step, 1.0)
+
+
+def cross_objective(
+    ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    weights: torch.Tensor,
+    alpha: float,
+    lower_bound: float | None,
+) -> torch.Tensor:
+    """The objective of a peer's rollouts: stepwise clipping and exponential importance sampling (Eq. 10, 12, 13).
+
+    Args:
+        ratio: `(R,)`, s^(k,j).
+        advantages: `(R,)`.
+        weights: `(R,)`, ω^(j,k), how capable the source is relative to the learner.
+        alpha: α, how strongly rollouts that the learner finds unlikely are damped; 0 damps nothing.
+        lower_bound: See `cross_lower_bound`; None switches the clipping off (`clip_cross=False`).
+    """
+    damping = ratio.detach().clamp(max=1.0) ** alpha
+    clipped = ratio if lower_bound is None else ratio.clamp(lower_bound, 1.0)
+    return clipped * damping * weights * advantages
+
+
+def kl_to_reference(logps: torch.Tensor, ref_logps: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """KL(π_k ‖ π_ref) of each token by the k3 estimator, exp(x) − x − 1 with x = log π_ref − log π_k. `(R, T)`, 0 off
+    `mask`.
+
+    See John Schulman, "Approximating KL Divergence" (2020).
+    """
+    difference = torch.where(mask, ref_logps - logps, 0)
+    return difference.exp() - difference - 1
