@@ -71,7 +71,9 @@ class RewardTableCallback(TrainerCallback):
         self.console.print(line, style="bold", highlight=False, soft_wrap=True)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if not state.is_world_process_zero or f"{self.agents[0]}/grad_norm" not in (logs or {}):
+        # Evaluations have no grad_norm; and a log between the updates of one step has no new rewards to show.
+        wanted = {f"{self.agents[0]}/grad_norm", f"{self.agents[0]}/completions/mean_length"}
+        if not state.is_world_process_zero or not wanted <= (logs or {}).keys():
             return
         values: list[str] = [str(state.global_step)]
         for agent in self.agents:

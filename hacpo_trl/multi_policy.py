@@ -301,8 +301,8 @@ class MultiPolicyTrainer(Trainer):
             return
         for name in self.agents:
             folder = Path(checkpoint) / name
-            device = self.accelerators[name].device
-            optimizer_state = torch.load(folder / OPTIMIZER_NAME, map_location=device, weights_only=True)
+            # An optimizer moves what it loads to where its parameters are.
+            optimizer_state = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
             self.optimizer.optimizers[name].load_state_dict(optimizer_state)
             self.lr_scheduler.schedulers[name].load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
 
