@@ -19,6 +19,18 @@ TOKEN_EPSILON, TOKEN_EPSILON_HIGH = 0.2, 0.28
 # Agents' names are folder names (checkpoint-10/qwen), module names and metric prefixes (qwen/reward).
 AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
+# Of an agent's settings those that are numbers: YAML reads 1e-6 (no dot) as text.
+AGENT_NUMBERS = (
+    "learning_rate",
+    "weight_decay",
+    "max_grad_norm",
+    "warmup_steps",
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+)
+
 # Options that only some algorithms read. Setting one in another algorithm is an error, not a silent no-op.
 OPTIONS_OF = {
     "alpha": ("hacpo",),
@@ -101,8 +113,7 @@ class AgentConfig:
                 f"Agent name {self.name!r} will not do: it names a folder and prefixes metrics. Use letters, digits, "
                 "'-' and '_', beginning with a letter or digit."
             )
-        # YAML reads 1e-6 (no dot) as text; what is a number here must be one.
-        for key in ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"):
+        for key in AGENT_NUMBERS:
             value = getattr(self, key)
             if value is not None:
                 try:
@@ -434,11 +445,13 @@ class HACPOConfig(TrainingArguments):
                 )
         if not self.clip_cross and (self.delta, self.delta_step) != (0.8, 0.025):
             raise ValueError("delta and delta_step have no effect with clip_cross=False. Leave them out.")
-        if self.advantage_baseline == "own" and not self.capability_weighting and self.capability_window != 5:
-            raise ValueError(
-                "capability_window has no effect with advantage_baseline='own' and capability_weighting=False, which "
-                "use no capability. Leave it out."
-            )
+        if self.advantage_baseline == "own" and not self.capability_weighting:
+            for name, default in (("capability_window", 5), ("capability_metric", "mean_reward")):
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"{name} has no effect with advantage_baseline='own' and capability_weighting=False, which "
+                        "use no capability. Leave it out."
+                    )
         if self.algorithm == "naive" and self.naive_old_logprobs == "learner" and self.ratio_normalization != "source":
             raise ValueError(
                 "ratio_normalization has no effect with naive_old_logprobs='learner', where both sums run over the "
@@ -475,26 +488,24 @@ class HACPOConfig(TrainingArguments):
                     f"{self.num_generations * processes}, or set prompts_per_step."
                 )
             prompts = per_update // self.num_generations
-        if prompts % processes:
-            near = sorted({max(processes, prompts // processes * processes), -(-prompts // processes) * processes})
-            raise ValueError(
-                f"prompts_per_step={prompts} cannot be dealt to {processes} processes. It must be a multiple of "
-                f"{processes}, such as {' or '.join(map(str, near))}."
-            )
         rows = prompts * rows_per_prompt
-        if rows % per_update:
+        if prompts % processes or rows % per_update:
             working_prompts = [
                 b
                 for b in range(processes, 2 * prompts + per_update + 1, processes)
                 if b * rows_per_prompt % per_update == 0
             ]
             near = sorted(sorted(working_prompts, key=lambda b: abs(b - prompts))[:2])
+            work = f"prompts_per_step {' or '.join(map(str, near))}"
+            if prompts % processes:
+                raise ValueError(
+                    f"prompts_per_step={prompts} cannot be dealt to {processes} processes. What would work: {work}."
+                )
             unit = self.per_device_train_batch_size * processes
             accumulation = [a for a in range(1, rows // unit + 1) if rows % (a * unit) == 0]
             raise ValueError(
                 f"A step gives each agent {rows} rollouts (prompts_per_step {prompts} x {rows_per_prompt} a prompt), "
-                f"which do not divide into updates of {per_update} ({product}). What would work: prompts_per_step "
-                f"{' or '.join(map(str, near))}"
+                f"which do not divide into updates of {per_update} ({product}). What would work: {work}"
                 + (f"; or gradient_accumulation_steps {', '.join(map(str, accumulation))}." if accumulation else ".")
             )
         return StepPlan(prompts, rows_per_prompt, per_update, rows // per_update)

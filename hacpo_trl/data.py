@@ -1,5 +1,6 @@
 """Prompts of a step, and the rows that learners train on."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,10 +43,11 @@ class StepSampler(Sampler):
         self.num_prompts, self.prompts_per_step, self.repeats = num_prompts, prompts_per_step, repeats
         self.seed, self.epoch = seed, epoch
         share = prompts_per_update / num_processes
-        whole = share.is_integer() and share > 0 and prompts_per_step % prompts_per_update == 0
         positions = torch.arange(prompts_per_step)
-        if whole:
-            positions = positions.view(-1, num_processes, int(share)).transpose(0, 1).reshape(-1)
+        if share.is_integer():
+            # An update may end in the middle of one source's rows (self_first): every update ends at a block's end.
+            block = math.gcd(int(share), prompts_per_step // num_processes)
+            positions = positions.view(-1, num_processes, block).transpose(0, 1).reshape(-1)
         self._layout = positions.tolist()
 
     def __iter__(self) -> Iterator[int]:

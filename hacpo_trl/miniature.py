@@ -303,8 +303,8 @@ def policy_path(name: str, seed: int = 0, progress: Callable[[str], None] | None
     if path.is_dir():
         return str(path)
 
-    message = f"Making the policy {name!r} (seed {seed}, {spec.steps} steps of supervised warm start) in {path}"
-    logger.info(message)
+    message = f"Making the tiny policy {name!r}, once: {spec.steps} steps of supervised warm start"
+    logger.info(f"{message}, in {path}")
     if progress is not None:
         progress(message)
     model, tokenizer = make_policy(spec, seed), make_tokenizer(spec)

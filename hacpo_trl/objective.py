@@ -129,5 +129,5 @@ def kl_to_reference(logps: torch.Tensor, ref_logps: torch.Tensor, mask: torch.Te
 
     See John Schulman, "Approximating KL Divergence" (2020).
     """
-    difference = torch.where(mask, ref_logps - logps, 0)
+    difference = torch.where(mask, ref_logps - logps, 0).clamp(max=MAX_LOG_RATIO)
     return difference.exp() - difference - 1

@@ -3,9 +3,10 @@
     def reward(prompts, completions, completion_ids, agent, trainer_state, log_extra, log_metric, **columns):
         return [1.0, None, ...]     # one verdict a completion; None: no verdict
 
-`columns` are the further columns of the dataset. `agent` names the agent that sampled the completions, and is passed
-if the function takes it; so are `trainer_state`, `log_extra(column, values)` and `log_metric(name, value)`, as in TRL.
-A function may be async; then those of one call run side by side.
+`columns` are the further columns of the dataset. As in TRL, all of them are passed, and `trainer_state`,
+`log_extra(column, values)` and `log_metric(name, value)` besides: `**kwargs` takes those that a function has no use
+for. `agent` names the agent that sampled the completions, and is passed only if the function takes it. A function may
+be async; then those of one call run side by side.
 """
 
 import asyncio
@@ -149,6 +150,8 @@ class Verifier:
         return Verdicts(total, per_function, dict(extra), dict(metrics))
 
     def _checked(self, name: str, agent: str, verdicts: Any, expected: int) -> list[float]:
+        if verdicts is None:
+            raise TypeError(f"The reward function '{name}' returned None for agent '{agent}', not a list of rewards.")
         verdicts = list(verdicts)
         if len(verdicts) != expected:
             raise ValueError(

@@ -34,6 +34,7 @@ def updates(folder: Path):
                 per_device_train_batch_size=size,
                 gradient_accumulation_steps=accumulation,
                 minibatch_order=order,
+                **tiny.PLAIN_SGD,
             )
             trainer.train()
             save(trainer, folder / name)

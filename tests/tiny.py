@@ -12,6 +12,9 @@ from hacpo_trl.generation import Completion, GenerationRequest
 from hacpo_trl.miniature import POLICIES, conv_dataset, make_policy, make_tokenizer
 
 
+# For comparing runs to rounding error: Adam would blow noise up wherever a gradient is next to 0.
+PLAIN_SGD = {"optim": "sgd", "learning_rate": 0.3, "lr_scheduler_type": "constant"}
+
 ARCHITECTURES = {"qwen": "qwen3", "llama": "llama", "third": "llama"}
 
 

