@@ -1,0 +1,90 @@
+"""What a newcomer runs first: the example script under its launcher, and the README's task."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hacpo_trl import HACPOConfig
+
+
+@pytest.fixture(scope="module")
+def policies(request):
+    """Where the warm-started policies are kept between runs."""
+    return {**os.environ, "HACPO_TRL_CACHE": str(request.config.cache.mkdir("policies")), "COLUMNS": "120"}
+
+
+def run(command, env, **kwargs):
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, **kwargs)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-5000:]
+    return result.stdout
+
+
+def demo(repository, env, output_dir, *options):
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *("--config_file", str(repository / "configs" / "accelerate" / "cpu.yaml")),
+        *("--num_cpu_threads_per_process", "1"),
+        str(repository / "examples" / "train_qwen_llama.py"),
+        *("--config", str(repository / "configs" / "recipes" / "tiny.yaml"), "--output_dir", str(output_dir)),
+        *("--test_size", "64", *options),
+    ]
+    return run(command, env)
+
+
+def test_the_demo_learns_and_continues(repository, policies, tmp_path):
+    """Forty updates of the demo's recipe: both agents are better than before, and the command line wins over the
+    recipe."""
+    printed = demo(repository, policies, tmp_path, "--max_steps", "40", "--save_steps", "20")
+    assert "HACPO after 40 updates of each agent" in printed
+    for name in ("qwen", "llama"):
+        before, after, gain = map(
+            float, re.search(rf"│ {name} +│ +([\d.]+) │ +([\d.]+) │ +([+-][\d.]+)", printed).groups()
+        )
+        assert gain == pytest.approx(after - before, abs=2e-3) and gain > 0.03
+        assert str(tmp_path / name) in printed
+        AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        assert (
+            AutoTokenizer.from_pretrained(tmp_path / name).decode(
+                AutoTokenizer.from_pretrained(tmp_path / name)("3,8").input_ids
+            )
+            == "3,8"
+        )
+    header, first, *_ = [line for line in printed.splitlines() if "reward" in line or re.match(r"\s+16 ", line)]
+    assert header.split()[:3] == ["update", "qwen", "reward"] and len(first.split()) == 8
+
+    printed = demo(repository, policies, tmp_path, "--max_steps", "48", "--save_steps", "20", "--resume")
+    assert "HACPO after 48 updates of each agent" in printed
+
+
+def test_the_readmes_task(repository, policies, tmp_path):
+    """It runs as it stands there, and is as short as it says."""
+    block = re.search(
+        r"The tests run this block\. -->\n```python\n(.*?)```", (repository / "README.md").read_text(), re.DOTALL
+    )
+    code = block.group(1)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
+    script = tmp_path / "parity.py"
+    script.write_text(code.replace("max_steps=20", "max_steps=4"))
+    printed = run([sys.executable, str(script)], policies, cwd=tmp_path)
+    assert "qwen3 reward" in printed and len(printed.strip().splitlines()) >= 3
+
+
+def test_the_papers_recipe_makes_the_papers_steps(repository, monkeypatch):
+    """128 prompts, 8 generations, 2 agents, updates of 512 rollouts on 8 GPUs: 4 updates a step."""
+    import yaml
+
+    recipe = yaml.safe_load((repository / "configs" / "recipes" / "qwen3_4b_llama3_2_3b.yaml").read_text())
+    script_options = {"task", "dataset_name"}
+    args = HACPOConfig(**{key: value for key, value in recipe.items() if key not in script_options})
+    monkeypatch.setattr(HACPOConfig, "world_size", 8)
+    plan = args.step_plan(len(args.agents))
+    assert (plan.prompts, plan.rows_per_prompt, plan.rows_per_update, plan.updates) == (128, 16, 512, 4)
+    assert (args.learning_rate, args.epsilon, args.epsilon_high, args.capability_window) == (1e-6, 3e-4, 4e-4, 5)
+    assert [agent.model_name_or_path for agent in args.agents] == [
+        "Qwen/Qwen3-4B-Base",
+        "meta-llama/Llama-3.2-3B-Instruct",
+    ]
