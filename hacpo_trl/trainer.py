@@ -80,7 +80,8 @@ class HACPOTrainer(MultiPolicyTrainer):
     Args:
         models: For each agent by name its model: an id on the Hub, a path, or a loaded model. None takes agents and
             models from `args.agents`.
-        reward_funcs: One reward function or several; see `hacpo_trl.verification`.
+        reward_funcs: One reward function or several; see `hacpo_trl.verification`. A sequence classification model, or
+            the id of one, is a reward model, as in TRL.
         args: The settings.
         train_dataset: Prompts, plain or conversational, in a column `prompt`.
         eval_dataset: The same for evaluation, or a dict of such datasets. With a column `source`, rewards are also
@@ -89,6 +90,8 @@ class HACPOTrainer(MultiPolicyTrainer):
             from.
         callbacks: Further callbacks.
         peft_configs: For each agent by name a `peft.PeftConfig`; it then trains an adapter. Agents may be left out.
+        reward_processing_classes: The tokenizers of reward models, one for each of `reward_funcs` (None for
+            functions).
         generation_backend: Samples in place of transformers' `generate`.
     """
 
@@ -102,13 +105,14 @@ class HACPOTrainer(MultiPolicyTrainer):
         processing_classes: Mapping[str, PreTrainedTokenizerBase] | None = None,
         callbacks: list[TrainerCallback] | None = None,
         peft_configs: Mapping[str, Any] | None = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase | None] | None = None,
         generation_backend: GenerationBackend | None = None,
     ):
         if args is None:
             raise ValueError("HACPOTrainer needs args, a HACPOConfig.")
         if reward_funcs is None:
             raise ValueError("HACPOTrainer needs reward_funcs, at least one reward function.")
-        self.verifier = Verifier(reward_funcs, args.reward_weights)
+        self.verifier = Verifier(reward_funcs, args.reward_weights, reward_processing_classes)
         check_datasets(train_dataset, eval_dataset)
         agents = build_agents(models, args, processing_classes or {}, peft_configs or {})
         self.plan = args.step_plan(len(agents))

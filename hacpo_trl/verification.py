@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.utils import (
     get_callable_name,
     is_async_callable,
@@ -27,9 +28,10 @@ from trl.trainer.utils import (
 )
 
 from .metrics import Metrics
+from .rewards.reward_model import RewardModel
 
 
-RewardFunction = Callable[..., Any]
+RewardFunction = Callable[..., Any] | str | PreTrainedModel
 
 # Keyword arguments the trainer fills; a dataset column of the same name would be shadowed.
 RESERVED_COLUMNS = ("prompts", "completions", "completion_ids", "agent", "trainer_state", "log_extra", "log_metric")
@@ -79,20 +81,34 @@ class Verifier:
     """The reward functions of a run and their weights.
 
     Args:
-        reward_funcs: One reward function or several.
+        reward_funcs: One reward function or several. A sequence classification model, or its id, is a reward model.
         weights: A weight for each; 1 for each if None.
+        tokenizers: For each the tokenizer of a reward model; None loads it from where the model came from.
     """
 
     def __init__(
-        self, reward_funcs: RewardFunction | Sequence[RewardFunction], weights: Sequence[float] | None = None
+        self,
+        reward_funcs: RewardFunction | Sequence[RewardFunction],
+        weights: Sequence[float] | None = None,
+        tokenizers: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase | None] | None = None,
     ):
         self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         if not self.reward_funcs:
             raise ValueError("reward_funcs is empty: give at least one reward function.")
-        for function in self.reward_funcs:
-            if not callable(function) or isinstance(function, torch.nn.Module):
+        if not isinstance(tokenizers, (list, tuple)):
+            tokenizers = [tokenizers] * len(self.reward_funcs)
+        if len(tokenizers) != len(self.reward_funcs):
+            raise ValueError(
+                f"reward_processing_classes has {len(tokenizers)} entries for {len(self.reward_funcs)} reward "
+                "functions."
+            )
+        for position, (function, tokenizer) in enumerate(zip(self.reward_funcs, tokenizers, strict=True)):
+            if isinstance(function, (str, PreTrainedModel)):
+                self.reward_funcs[position] = RewardModel(function, tokenizer)
+            elif not callable(function) or isinstance(function, torch.nn.Module):
                 raise TypeError(
-                    f"reward_funcs must be functions, but one is {function!r} ({type(function).__name__})."
+                    "reward_funcs must be functions, sequence classification models or their ids, but one is "
+                    f"{function!r} ({type(function).__name__})."
                 )
         self.names = [get_callable_name(function) for function in self.reward_funcs]
         if len(set(self.names)) < len(self.names):

@@ -236,8 +236,8 @@ def test_a_wrong_number_of_weights_names_the_functions(weights):
         Verifier([length, right], weights)
 
 
-@pytest.mark.parametrize("not_a_function", ["accuracy", torch.nn.Linear(1, 1), None])
-def test_only_functions_are_reward_functions(not_a_function):
+@pytest.mark.parametrize("not_a_function", [3, torch.nn.Linear(1, 1), None])
+def test_only_functions_and_classifiers_are_reward_functions(not_a_function):
     with pytest.raises(TypeError, match=type(not_a_function).__name__):
         Verifier([length, not_a_function])
 

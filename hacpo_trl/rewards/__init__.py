@@ -2,12 +2,16 @@
 
 from .code import CodeReward, SandboxError, SandboxLimits, code_reward
 from .format import ThinkFormatReward, boxed_format_reward, think_format_reward
+from .http_judge import HTTPJudge
 from .math import MathReward, math_reward
+from .reward_model import RewardModel
 
 
 __all__ = [
     "CodeReward",
+    "HTTPJudge",
     "MathReward",
+    "RewardModel",
     "SandboxError",
     "SandboxLimits",
     "ThinkFormatReward",
