@@ -80,6 +80,14 @@ class Agent:
         self.tokenizer = tokenizer
         self.seed = args.seed
 
+        if hasattr(policy, "peft_config"):
+            from peft.tuners.tuners_utils import BaseTunerLayer
+
+            if isinstance(policy.get_output_embeddings(), BaseTunerLayer):
+                raise ValueError(
+                    f"Agent '{self.name}': its adapter targets the language-model head, which log-probabilities are "
+                    "computed from directly, so that the adapter would not be trained. Take it out of target_modules."
+                )
         if config.eos_token is not None:
             if config.eos_token not in tokenizer.get_vocab():
                 raise ValueError(f"Agent '{self.name}': eos_token {config.eos_token!r} is not in its tokenizer.")

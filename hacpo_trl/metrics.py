@@ -31,7 +31,7 @@ class Metrics:
 
     def mean(self, name: str, values: torch.Tensor | float):
         """The mean of all values added."""
-        values = torch.as_tensor(values).double()
+        values = torch.as_tensor(values).detach().cpu().double()
         if values.numel():
             self._add("mean", name, [float(values.sum()), float(values.numel())], lambda a, b: a + b)
 
@@ -45,7 +45,7 @@ class Metrics:
 
     def std(self, name: str, values: torch.Tensor):
         """The standard deviation (unbiased) of all values added."""
-        values = values.double()
+        values = values.detach().cpu().double()
         if values.numel():
             sums = [float(values.sum()), float((values**2).sum()), float(values.numel())]
             self._add("std", name, sums, lambda a, b: a + b)

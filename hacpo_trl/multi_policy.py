@@ -160,7 +160,7 @@ class MultiPolicyTrainer(Trainer):
                 "`accelerate launch`, or make one GPU visible with CUDA_VISIBLE_DEVICES."
             )
 
-    # ---- accelerators ---------------------------------------------------------------------------------------------
+    # ---- accelerators -----------------------------------------------------------------------------------------------
     def _build_accelerator_args(self, **kwargs) -> dict[str, Any]:
         accelerator_args = super()._build_accelerator_args(**kwargs)
         if self.args.ddp_find_unused_parameters is None:
@@ -217,7 +217,7 @@ class MultiPolicyTrainer(Trainer):
         self.callback_handler.train_dataloader = train_dataloader
         return self.model, train_dataloader
 
-    # ---- gradients ------------------------------------------------------------------------------------------------
+    # ---- gradients --------------------------------------------------------------------------------------------------
     def _clip_grad_norm(self, model):
         # Trainer calls this only if args.max_grad_norm > 0, but an agent may clip where the run does not.
         return None
@@ -236,7 +236,7 @@ class MultiPolicyTrainer(Trainer):
     def _get_learning_rate(self) -> float:
         return max(self.lr_scheduler.get_last_lr())
 
-    # ---- saving and loading ---------------------------------------------------------------------------------------
+    # ---- saving and loading -----------------------------------------------------------------------------------------
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False):
         """Saves every agent to `output_dir/<agent>/`, as `from_pretrained` reads it, with its tokenizer and a model
         card."""
@@ -310,7 +310,7 @@ class MultiPolicyTrainer(Trainer):
         logger.info(f"Loading the best checkpoint, {self.state.best_model_checkpoint} ({self.state.best_metric}).")
         self._load_from_checkpoint(self.state.best_model_checkpoint)
 
-    # ---- the Hub --------------------------------------------------------------------------------------------------
+    # ---- the Hub ----------------------------------------------------------------------------------------------------
     def repository(self, name: str) -> str:
         """The Hub repository of one agent: its own `hub_model_id`, or the run's with the agent's name behind it."""
         run = self.args.hub_model_id or Path(self.args.output_dir).absolute().name

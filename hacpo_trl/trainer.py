@@ -161,7 +161,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         # The step's rows of each learner, in the order of its updates; None between steps.
         self._rows: dict[str, list[LearnerRow]] | None = None
 
-    # ---- data -----------------------------------------------------------------------------------------------------
+    # ---- data -------------------------------------------------------------------------------------------------------
     def get_train_dataloader(self):
         return self._get_dataloader(
             dataset=self.train_dataset,
@@ -184,8 +184,7 @@ class HACPOTrainer(MultiPolicyTrainer):
 
     # ---- one step, Algorithm 1 --------------------------------------------------------------------------------------
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """One micro-batch of every agent. The first one of a step samples, verifies and exchanges the step's
-        rollouts."""
+        """One micro-batch of every agent; the first one of a step collects the step's rollouts."""
         model.train()
         position = self._micro_step % self.micro_batches_per_step
         if self._rows is None:
@@ -264,8 +263,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         self.metrics.mean("time/step", sum(self._seconds.values()))
         self._seconds.clear()
 
-    # ---- sampling and verification
-    # ------------------------------------------------------------------------------------
+    # ---- sampling and verification ----------------------------------------------------------------------------------
     def _sample(
         self, prompt_ids: Mapping[str, list[list[int]]], num_generations: int, mode: str, step: int
     ) -> dict[str, list[Completion]]:
@@ -356,8 +354,7 @@ class HACPOTrainer(MultiPolicyTrainer):
             )
         ]
 
-    # ---- advantages and rows
-    # -------------------------------------------------------------------------------------------
+    # ---- advantages and rows ----------------------------------------------------------------------------------------
     def _advantages(self, rewards: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
         """The advantage of every rollout that a learner gets, `(B·G,)` by learner and source (Eq. 6, 7 and 10)."""
         names = sorted(rewards)
@@ -413,8 +410,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         )
 
     def _add_log_probabilities(self, learner: str, rows: dict[str, list[LearnerRow]], own_logps: list[torch.Tensor]):
-        """What some settings want beside the sources' sums: token log-probabilities, the learner's view of peers, a
-        reference."""
+        """What some settings want beside the sources' sums: tokens' log-probabilities, the learner's own, a reference."""
         _, policy = self.engine(learner)
         if self.args.algorithm == "grpo":
             for row, logps in zip(rows[learner], own_logps, strict=True):
@@ -447,8 +443,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         total = self.accelerator.reduce(torch.tensor(counts, device=self.accelerator.device), reduction="sum").tolist()
         return dict(zip(rows, total, strict=True))
 
-    # ---- updates
-    # -------------------------------------------------------------------------------------------------------
+    # ---- updates ----------------------------------------------------------------------------------------------------
     def _loss(self, name: str, rows: list[LearnerRow], update: int) -> torch.Tensor:
         """Minus the mean objective of an update's rows: this micro-batch's part of it.
 
@@ -459,8 +454,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         """
         agent = self.agents[name]
         moving = [row for row in rows if row.moves_policy]
-        # Every process must run a forward and a backward pass, or the others would wait for it: a stand-in of weight
-        # 0.
+        # Every process must run a forward and a backward pass, or others would wait for it: a stand-in of weight 0.
         batch = collate(moving or rows[:1], agent.tokenizer.pad_token_id, self.accelerators[name].device)
         with self.compute_loss_context_manager():
             logps, entropies, mask = completion_logps(self.model.wrapped[name], batch)
@@ -477,8 +471,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         self.metrics.quotient(f"{name}/loss", float(loss.detach()), sum(row.in_loss for row in rows))
         return loss * self.accelerator.num_processes / max(self._rows_in_loss[name][update], 1)
 
-    # ---- logging
-    # -------------------------------------------------------------------------------------------------------
+    # ---- logging ----------------------------------------------------------------------------------------------------
     def _get_learning_rate(self) -> float:
         # Trainer asks after the update and before the schedule moves on: the rates that the update was made with.
         self.learning_rates = dict(zip(self.agents, self.lr_scheduler.get_last_lr(), strict=True))
@@ -498,8 +491,7 @@ class HACPOTrainer(MultiPolicyTrainer):
             self.completion_log.flush(self.state.global_step)
         super().log(logs, start_time)
 
-    # ---- evaluation
-    # ----------------------------------------------------------------------------------------------------
+    # ---- evaluation -------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Every agent's mean reward on held-out prompts, `num_generations_eval` sampled answers to each.
@@ -527,8 +519,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         self.model.eval()
         metrics = Metrics()
         num_generations, processes = self.args.num_generations_eval, self.accelerator.num_processes
-        # Every process takes as many prompts as the others; those beyond the end repeat the last one and are not
-        # counted.
+        # Every process takes as many prompts as the others; those beyond the end repeat the last, and do not count.
         share = range(self.accelerator.process_index, -(-len(dataset) // processes) * processes, processes)
         batch = max(1, self.args.per_device_eval_batch_size // num_generations)
         for start in range(0, len(share), batch):
@@ -554,8 +545,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, result)
         return result
 
-    # ---- checkpoints
-    # ---------------------------------------------------------------------------------------------------
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
     def _save_optimizer_and_scheduler(self, output_dir: str):
         super()._save_optimizer_and_scheduler(output_dir)
         folder = Path(output_dir)

@@ -28,7 +28,7 @@ OTHER_VALUES = {
 }
 
 
-# ---- agents ------------------------------------------------------------------------------------------------------
+# ---- agents ---------------------------------------------------------------------------------------------------------
 def test_an_unknown_key_is_named_with_its_agent_and_a_suggestion():
     with pytest.raises(ValueError, match=r"'qwen'.*'learning_rat'.*Did you mean 'learning_rate'"):
         run_config(agents=[{**QWEN, "learning_rat": 1e-6}])
@@ -145,7 +145,7 @@ def test_an_unknown_key_of_the_run_is_an_error(monkeypatch, tmp_path):
         parsed(monkeypatch, "--config", str(tmp_path / "recipe.yaml"))
 
 
-# ---- options without effect --------------------------------------------------------------------------------------
+# ---- options without effect -----------------------------------------------------------------------------------------
 def test_every_option_of_some_algorithms_is_tried_below():
     assert set(OTHER_VALUES) == set(OPTIONS_OF)
 
@@ -194,7 +194,7 @@ def test_ablations_of_the_paper_are_configs():
     run_config(alpha=0.0)
 
 
-# ---- numbers and choices -----------------------------------------------------------------------------------------
+# ---- numbers and choices --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -284,7 +284,7 @@ def test_load_best_model_at_end_needs_a_metric_that_exists():
     assert run_config(**settings, metric_for_best_model="qwen/reward").metric_for_best_model == "qwen/reward"
 
 
-# ---- plain data --------------------------------------------------------------------------------------------------
+# ---- plain data -----------------------------------------------------------------------------------------------------
 def test_to_dict_is_plain_data():
     config = run_config(agents=[{**QWEN, "learning_rate": "1e-6", "peft_config": {"r": 8}}], reward_weights=[1.0, 0.5])
     read = json.loads(json.dumps(config.to_dict()))

@@ -25,7 +25,7 @@ def dealt(sampler, step, processes):
     return shards
 
 
-# ---- StepSampler -------------------------------------------------------------------------------------------------
+# ---- StepSampler ----------------------------------------------------------------------------------------------------
 def test_every_prompt_once_an_epoch_but_for_a_last_step_that_is_not_full():
     indices = list(sampler_of(num_prompts=22, step=8))
     assert len(indices) == len(set(indices)) == 16 == len(sampler_of(num_prompts=22, step=8))
@@ -124,7 +124,7 @@ def test_updates_hold_the_same_rollouts_over_any_number_of_processes(
     assert updates(2) == alone
 
 
-# ---- rows --------------------------------------------------------------------------------------------------------
+# ---- rows -----------------------------------------------------------------------------------------------------------
 def row_of(**values):
     defaults = {
         "source": "a",
@@ -236,7 +236,7 @@ def test_collate_without_token_log_probabilities_has_none():
     assert "old_logps" not in batch and "ref_logps" not in batch
 
 
-# ---- the arithmetic of a step ------------------------------------------------------------------------------------
+# ---- the arithmetic of a step ---------------------------------------------------------------------------------------
 def plan_of(monkeypatch, processes=1, agents=2, **settings):
     monkeypatch.setattr(HACPOConfig, "world_size", processes)
     return run_config(**settings).step_plan(agents)

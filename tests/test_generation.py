@@ -41,7 +41,7 @@ def generate(agent, seed=1, prompts=PROMPTS, num_generations=4):
     return backend.generate({agent.name: GenerationRequest(prompts, num_generations, seed)})[agent.name]
 
 
-# ---- where an answer ends ----------------------------------------------------------------------------------------
+# ---- where an answer ends -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("ids", "stops", "completion"),
     [
@@ -60,7 +60,7 @@ def test_completion_of(ids, stops, completion):
     assert completion_of(ids, stops) == completion
 
 
-# ---- what is sampled ---------------------------------------------------------------------------------------------
+# ---- what is sampled ------------------------------------------------------------------------------------------------
 def by_hand(policy, seed, temperature, stops, length=8, num_generations=4):
     """Ancestral sampling token by token, from the softmax of the logits over the temperature and nothing else."""
     sequences = torch.tensor([prompt for prompt in PROMPTS for _ in range(num_generations)])
@@ -165,7 +165,7 @@ def test_prompts_of_different_lengths_are_answered_in_their_order():
     assert together == [completion for completions in apart for completion in completions]
 
 
-# ---- random states -----------------------------------------------------------------------------------------------
+# ---- random states --------------------------------------------------------------------------------------------------
 def test_the_same_seed_gives_the_same_samples_whatever_was_drawn_before():
     agent = agent_of()
     torch.manual_seed(1)
@@ -228,7 +228,7 @@ def test_the_policy_is_left_in_its_mode_and_samples_without_dropout(training):
     assert policy.training is training and all(module.training is training for module in policy.modules())
 
 
-# ---- adapters ----------------------------------------------------------------------------------------------------
+# ---- adapters -------------------------------------------------------------------------------------------------------
 def test_a_peft_policy_samples_with_its_adapter_and_explicit_settings():
     base = tiny_policy(len(WORDS))
     expected = by_hand(base, 5, 1.0, [END])
@@ -247,7 +247,7 @@ def test_a_peft_policy_samples_with_its_adapter_and_explicit_settings():
     assert trained != expected and trained == by_hand(policy, 5, 1.0, [END])
 
 
-# ---- metrics -----------------------------------------------------------------------------------------------------
+# ---- metrics --------------------------------------------------------------------------------------------------------
 def test_lengths_are_logged(monkeypatch):
     metrics = Metrics()
     log_completions(

@@ -28,7 +28,7 @@ def value_and_gradient(function, *values):
     return y.tolist(), gradient.tolist()
 
 
-# ---- the sequence ratio (Eq. 11) ---------------------------------------------------------------------------------
+# ---- the sequence ratio (Eq. 11) ------------------------------------------------------------------------------------
 def test_log_ratio_by_the_sources_count_and_by_own_counts():
     # log π_k = -12 over the learner's 6 tokens, log π_j = -10 over the source's 4.
     # "source": (-12 + 10) / 4 = -0.5;   "own": -12/6 + 10/4 = +0.5.
@@ -79,7 +79,7 @@ def test_ratio_of_an_empty_side_is_finite():
     assert log_ratio.isfinite().all()
 
 
-# ---- own rollouts: GSPO and GRPO ---------------------------------------------------------------------------------
+# ---- own rollouts: GSPO and GRPO ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("ratio", "advantage", "objective", "gradient"),
     [
@@ -128,7 +128,7 @@ def test_token_objective_gradcheck():
     assert torch.autograd.gradcheck(lambda r: token_objective(r, mask, t(1.0, -2.0), 0.2, 0.28), ratio)
 
 
-# ---- peers' rollouts (Eq. 10, 12, 13, 14) ------------------------------------------------------------------------
+# ---- peers' rollouts (Eq. 10, 12, 13, 14) ---------------------------------------------------------------------------
 def cross(log_s, alpha=1.0, weight=1.0, advantage=1.0, lower_bound=0.2):
     weights, advantages = torch.full_like(log_s, weight), torch.full_like(log_s, advantage)
     return cross_objective(log_s.exp(), advantages.detach(), weights.detach(), alpha, lower_bound)
@@ -208,7 +208,7 @@ def test_a_bound_of_one_discards_all_but_the_ratio_one():
     assert gradients == [0.0, 1.0, 0.0]
 
 
-# ---- KL ----------------------------------------------------------------------------------------------------------
+# ---- KL -------------------------------------------------------------------------------------------------------------
 def test_k3_by_hand():
     logps, reference = torch.zeros(1, 3).double(), t(math.log(2), -math.log(2), 5.0)[None]
     kl = kl_to_reference(logps, reference, torch.tensor([[True, True, False]]))
@@ -233,7 +233,7 @@ def test_kl_gradcheck():
     assert torch.autograd.gradcheck(lambda x: kl_to_reference(x, reference, mask), logps)
 
 
-# ---- extremes ----------------------------------------------------------------------------------------------------
+# ---- extremes -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("log_ratio", [-1e4, -100.0, -90.0, 90.0, 100.0, 1e4])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_extreme_log_ratios_stay_finite(log_ratio, advantage):
@@ -255,7 +255,7 @@ def test_extreme_log_ratios_stay_finite(log_ratio, advantage):
     assert kl.isfinite().all() and logp.grad.isfinite().all()
 
 
-# ---- the objective of a batch ------------------------------------------------------------------------------------
+# ---- the objective of a batch ---------------------------------------------------------------------------------------
 # Five rollouts of up to three tokens: two own ones, three of peers.
 LOGPS = [[-1.0, -0.5, -0.3], [-2.0, -0.4], [-0.5, -0.8, -0.6], [-3.0, -2.0], [-0.2]]
 OLD_LOGPS = [[-1.0002, -0.4999, -0.3003], [-1.5, -0.5], [-0.4, -0.8, -0.3], [-0.3, -0.2], [-0.9]]
@@ -459,7 +459,7 @@ def test_logged_clip_fractions_follow_the_settings(monkeypatch):
     assert kl == pytest.approx(sum(math.exp(d) - d - 1 for d in x) / 5)
 
 
-# ---- alignment (Theorem 4.3) -------------------------------------------------------------------------------------
+# ---- alignment (Theorem 4.3) ----------------------------------------------------------------------------------------
 def test_alignment_correlates_confidence_with_reward_within_prompts(monkeypatch):
     alignment, metrics = Alignment(), Metrics()
     # Prompt 0: c = 0.1, 0.3, 0.5 with R = 0, 0, 1. Prompt 1: c = 5, 5.2 with R = 1, 0. c is -log s.

@@ -63,7 +63,7 @@ def decoded(agent, ids):
     return agent.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-# ---- real texts --------------------------------------------------------------------------------------------------
+# ---- real texts -----------------------------------------------------------------------------------------------------
 def test_the_texts_are_worth_a_test():
     assert len(TEXTS) == 12
     together = "".join(TEXTS)
@@ -102,7 +102,7 @@ def test_both_token_counts_of_a_number():
         assert len(ids) == count and same_text
 
 
-# ---- own answers -------------------------------------------------------------------------------------------------
+# ---- own answers ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["qwen", "llama"])
 def test_own_ids_that_spell_a_word_letter_by_letter_stay(agents, name):
     agent, other = agents[name], agents["llama" if name == "qwen" else "qwen"]
@@ -128,7 +128,7 @@ def test_a_view_keeps_the_order_of_own_and_foreign_rollouts(agents):
     assert [view.rollout for view in views] == rollouts
 
 
-# ---- what is dropped ---------------------------------------------------------------------------------------------
+# ---- what is dropped ------------------------------------------------------------------------------------------------
 def test_a_cut_emoji_is_not_trained_on_by_peers_but_kept_by_its_own_agent(agents):
     llama, qwen = agents["llama"], agents["qwen"]
     emoji = llama.tokenizer("🤖", add_special_tokens=False)["input_ids"]
@@ -187,7 +187,7 @@ def test_an_answer_beyond_the_learners_context_is_dropped(agents, policies):
     assert seen_by(qwen, short, [0] * 4).dropped == "too_long"
 
 
-# ---- control tokens ----------------------------------------------------------------------------------------------
+# ---- control tokens -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("source", "learner"), [("qwen", "llama"), ("llama", "qwen")])
 @pytest.mark.parametrize("control", [QWEN_END, LLAMA_END, "<|endoftext|>", "<|begin_of_text|>", "<|im_start|>user"])
 def test_a_control_token_in_plain_text_injects_none(agents, source, learner, control):
@@ -283,7 +283,7 @@ def test_nothing_to_retokenize():
     assert retokenize(qwen_tokenizer(), [], [], 0) == []
 
 
-# ---- prompts -----------------------------------------------------------------------------------------------------
+# ---- prompts --------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def bos_agent(policies):
     """Llama's tokenizer as it is shipped: a post-processor puts a BOS token in front."""

@@ -16,8 +16,7 @@ from hacpo_trl.rewards import HTTPJudge, RewardModel
 from hacpo_trl.verification import Verifier
 
 
-# ---- reward models
-# ----------------------------------------------------------------------------------------------------
+# ---- reward models --------------------------------------------------------------------------------------------------
 def classifier(seed=0):
     torch.manual_seed(seed)
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -69,8 +68,7 @@ def test_a_reward_model_without_tokenizer_is_refused():
         Verifier([classifier(), tiny.partial_reward], tokenizers=[tiny.tokenizer("qwen")])
 
 
-# ---- judges
-# -----------------------------------------------------------------------------------------------------------
+# ---- judges ---------------------------------------------------------------------------------------------------------
 class Judge:
     """A judge on this machine. `script` tells for the n-th request about a text the status; 200 echoes the text's
     length."""

@@ -95,8 +95,26 @@ def test_an_agent_without_any_usable_peer_rollout_keeps_its_own_tokens(tmp_path)
     assert not any(row.in_loss for row in rows["qwen"] if not row.is_own)
 
 
-# ---- what an update is made of
-# ----------------------------------------------------------------------------------------
+def test_gradient_checkpointing_changes_nothing(tmp_path):
+    plain = trained(tmp_path / "plain", **tiny.PLAIN_SGD)
+    recomputed = trained(tmp_path / "recomputed", gradient_checkpointing=True, **tiny.PLAIN_SGD)
+    assert all(agent.policy.is_gradient_checkpointing for agent in recomputed.agents.values())
+    for name in plain.agents:
+        torch.testing.assert_close(tiny.parameters(plain, name), tiny.parameters(recomputed, name), rtol=0, atol=1e-6)
+
+
+def test_mixed_precision_starts_at_a_ratio_of_one(tmp_path):
+    """bfloat16 in the forward passes, float32 parameters; old and new log-probabilities come from the same
+    arithmetic."""
+    trainer = trained(tmp_path, generation=None, bf16=True, max_steps=1, algorithm="gspo")
+    log = training_logs(trainer)[0]
+    for name, agent in trainer.agents.items():
+        assert {p.dtype for p in agent.policy.parameters()} == {torch.float32}
+        assert log[f"{name}/own_ratio/mean"] == pytest.approx(1.0, abs=2e-3)
+        assert math.isfinite(log[f"{name}/grad_norm"])
+
+
+# ---- what an update is made of --------------------------------------------------------------------------------------
 def test_mixed_updates_hold_own_and_cross_rollouts_of_the_same_prompts(tmp_path):
     trainer = tiny.trainer(tmp_path)
     rows = trainer._collect_rows([trainer.train_dataset[i] for i in range(4)])["qwen"]
@@ -187,8 +205,7 @@ def test_masked_truncated_answers_count_in_the_mean_only(tmp_path):
     assert cut and all(row.in_loss and not row.moves_policy for row in cut)
 
 
-# ---- checkpoints
-# ------------------------------------------------------------------------------------------------------
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("checkpoint", [3, 4])
 def test_resumed_run_is_bit_identical(tmp_path, checkpoint):
     """Sampling for real, over an epoch's end, from a checkpoint between two steps (4) and from one within a step
@@ -271,8 +288,15 @@ def test_adapters_train_resume_and_leave_the_base_alone(tmp_path):
         assert torch.equal(tiny.parameters(whole, name), tiny.parameters(resumed, name))
 
 
-# ---- logging and evaluation
-# ---------------------------------------------------------------------------------------------
+def test_an_adapter_on_the_head_is_refused(tmp_path):
+    from peft import LoraConfig
+
+    head = LoraConfig(r=4, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    with pytest.raises(ValueError, match=r"Agent 'qwen'.*language-model head"):
+        tiny.trainer(tmp_path, peft_configs={"qwen": head})
+
+
+# ---- logging and evaluation -----------------------------------------------------------------------------------------
 def test_metrics(tmp_path):
     """The logged numbers of one update, against a recomputation from the rows."""
     trainer = tiny.trainer(tmp_path, max_steps=2)
@@ -399,8 +423,7 @@ def test_completions_are_saved_and_printed(tmp_path, capsys):
     assert "Completion" in capsys.readouterr().out
 
 
-# ---- settings
-# -----------------------------------------------------------------------------------------------------------
+# ---- settings -------------------------------------------------------------------------------------------------------
 def test_settings_of_one_agent_hold_for_it_alone(tmp_path):
     agents = [
         {"name": "qwen", "learning_rate": 1e-4, "max_grad_norm": 1e-3, "weight_decay": 0.5, "temperature": 0.7},
@@ -456,8 +479,7 @@ def test_missing_arguments_are_named(tmp_path):
         tiny.trainer(tmp_path, models={"qwen": shared, "llama": shared})
 
 
-# ---- the Hub
-# --------------------------------------------------------------------------------------------------------------
+# ---- the Hub --------------------------------------------------------------------------------------------------------
 def test_each_agent_is_pushed_to_its_own_repository(tmp_path, monkeypatch):
     """Checkpoints while training and the final push, with the Hub's client replaced by one that writes down what it is
     asked."""

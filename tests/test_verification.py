@@ -33,7 +33,7 @@ def same(tensor, expected):
     torch.testing.assert_close(tensor, torch.tensor(expected, dtype=torch.float32), equal_nan=True)
 
 
-# ---- rewards -----------------------------------------------------------------------------------------------------
+# ---- rewards --------------------------------------------------------------------------------------------------------
 def test_one_function():
     verdicts = scored(Verifier(length))
     same(verdicts.total, [1, 2])
@@ -108,7 +108,7 @@ def test_no_completions_are_no_verdicts():
     assert verdicts.total.shape == (0,) and verdicts.per_function.shape == (0, 2)
 
 
-# ---- what functions are given ------------------------------------------------------------------------------------
+# ---- what functions are given ---------------------------------------------------------------------------------------
 def test_functions_get_what_trl_gives_them():
     seen = {}
 
@@ -198,7 +198,7 @@ def test_a_function_cannot_change_the_sampled_ids():
     assert ids == [[1, 2], [3]]
 
 
-# ---- errors ------------------------------------------------------------------------------------------------------
+# ---- errors ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rewards", [[1.0], [1.0, 2.0, 3.0], []])
 def test_a_wrong_number_of_rewards_names_function_agent_and_numbers(rewards):
     def careless(completions, **kwargs):
@@ -247,7 +247,7 @@ def test_no_function_is_an_error():
         Verifier([])
 
 
-# ---- datasets ----------------------------------------------------------------------------------------------------
+# ---- datasets -------------------------------------------------------------------------------------------------------
 GOOD = Dataset.from_dict({"prompt": ["1 + 1 ="], "answer": ["2"]})
 
 
@@ -276,7 +276,7 @@ def test_what_is_no_dataset_is_named_by_its_type():
         check_datasets([{"prompt": "x"}], None)
 
 
-# ---- metrics -----------------------------------------------------------------------------------------------------
+# ---- metrics --------------------------------------------------------------------------------------------------------
 def test_verdicts_are_logged_without_what_has_none(monkeypatch):
     def first(completions, log_metric, **kwargs):
         log_metric("tries", 2)
