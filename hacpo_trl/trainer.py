@@ -410,7 +410,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         )
 
     def _add_log_probabilities(self, learner: str, rows: dict[str, list[LearnerRow]], own_logps: list[torch.Tensor]):
-        """What some settings want beside the sources' sums: tokens' log-probabilities, the learner's own, a reference."""
+        """What some settings want beside the sources' sums: of each token, of the learner, of a reference."""
         _, policy = self.engine(learner)
         if self.args.algorithm == "grpo":
             for row, logps in zip(rows[learner], own_logps, strict=True):

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 
-# No test may need the Hub; and two test processes at once must not fight over the cores.
+# No test may need the Hub. One thread: tiny models are no faster with more, and processes must not fight over cores.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

@@ -4,6 +4,7 @@ SmolLM2 answers through its chat template, the tiny agent gets the plain text of
 """
 
 import json
+import os
 
 import pytest
 import tiny
@@ -24,6 +25,14 @@ pytestmark = pytest.mark.slow
 def brevity_reward(completions, **kwargs) -> list[float]:
     """Something to learn for models that solve nothing: to be brief."""
     return [1 / (1 + len(completion[0]["content"])) for completion in completions]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_cores():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count())
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
