@@ -5,14 +5,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test install quality style clean
+.PHONY: help demo test test-distributed install quality style clean
 
 help:
-	@echo "make demo     train two tiny agents on the CPU (sets up $(VENV) first; two to four minutes in all)"
-	@echo "make test     run the tests (sets up $(VENV) first)"
-	@echo "make quality  lint and format check"
-	@echo "make style    format"
-	@echo "make clean    remove $(VENV), outputs and caches"
+	@echo "make demo              train two tiny agents on the CPU (sets up $(VENV) first; a few minutes in all)"
+	@echo "make test              run the tests (sets up $(VENV) first)"
+	@echo "make test-distributed  run the tests that need DeepSpeed (sets it up first)"
+	@echo "make quality           lint and format check"
+	@echo "make style             format"
+	@echo "make clean             remove $(VENV), outputs and caches"
 
 install: $(STAMP)
 
@@ -29,7 +30,11 @@ demo: install
 		examples/train_qwen_llama.py --config configs/recipes/tiny.yaml
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not deepspeed"
+
+test-distributed: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt "deepspeed==0.19.8"
+	$(BIN)/python -m pytest -m "distributed or deepspeed"
 
 quality: install
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ On a laptop, two tiny policies on a procedural task, made here on first use:
 
 For real, Qwen3-4B-Base and Llama-3.2-3B-Instruct on MATH:
 
-    accelerate launch --config_file configs/accelerate/multi_gpu.yaml examples/train_qwen_llama.py \
+    accelerate launch --config_file configs/accelerate/zero3.yaml examples/train_qwen_llama.py \
         --config configs/recipes/qwen3_4b_llama3_2_3b.yaml
 
 The command line wins over the recipe: `--delta 0.2 --output_dir outputs/delta`. After a break, `--resume` continues.
@@ -120,7 +120,7 @@ def main(script_args: ScriptArguments, training_args: HACPOConfig):
     transformers.utils.logging.disable_progress_bar()
     logging.basicConfig(level=logging.WARNING)
 
-    training_args = with_embedded_policies(training_args, console)
+    training_args = replace(with_embedded_policies(training_args, console), eval_on_start=True)
     train_dataset, test_dataset, reward = {"conv": conv_task, "math": math_task}[script_args.task](
         script_args, training_args
     )
@@ -128,8 +128,8 @@ def main(script_args: ScriptArguments, training_args: HACPOConfig):
         reward_funcs=reward, args=training_args, train_dataset=train_dataset, eval_dataset=test_dataset
     )
     checkpoint = get_last_checkpoint(training_args.output_dir) if script_args.resume else None
-    before = trainer.evaluate()
     trainer.train(resume_from_checkpoint=checkpoint)
+    before = next(log for log in trainer.state.log_history if "eval_reward" in log)
     after = trainer.evaluate()
     trainer.save_model()
     print_summary(console, trainer, before, after)

@@ -3,6 +3,7 @@
 Everything that differs between agents is decided here, once, so that the trainer can treat them alike.
 """
 
+import copy
 import hashlib
 import logging
 import re
@@ -307,3 +308,11 @@ def build_agents(
     if len({id(agent.policy) for agent in agents.values()}) < len(agents):
         raise ValueError("Two agents share one model object. Give each its own: they are trained apart.")
     return agents
+
+
+def reference_of(agent: Agent, args: HACPOConfig) -> PreTrainedModel:
+    """A copy of an agent's policy as it is now: what the KL term measures the distance to."""
+    if any(hasattr(parameter, "ds_id") for parameter in agent.policy.parameters()):
+        # ZeRO-3 has dealt the weights out already; a copy of a share is no model.
+        return load_model(agent.config, args)
+    return copy.deepcopy(agent.policy)

@@ -2,12 +2,14 @@
 
 import difflib
 import json
+import os
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
 from transformers import TrainingArguments
+from transformers.utils.generic import strtobool
 
 
 Algorithm = Literal["hacpo", "naive", "gspo", "grpo"]
@@ -345,12 +347,11 @@ class HACPOConfig(TrainingArguments):
     def __post_init__(self):
         accelerated = torch.accelerator.is_available()
         if not accelerated:
-            # Without this, a launch of several processes on a CPU silently becomes several launches of one process.
-            self.use_cpu = True
+            self._prepare_for_cpu()
         if self.bf16 is None:
-            self.bf16 = not self.fp16 and not self.use_cpu
+            self.bf16 = accelerated and not self.use_cpu and not self.fp16
         if self.gradient_checkpointing is None:
-            self.gradient_checkpointing = not self.use_cpu
+            self.gradient_checkpointing = accelerated and not self.use_cpu
         if hasattr(self, "activation_checkpointing") and self.activation_checkpointing is None:
             # transformers 5.24 renames the option and warns about the old name, which TRL's users know.
             self.activation_checkpointing = self.gradient_checkpointing
@@ -370,6 +371,19 @@ class HACPOConfig(TrainingArguments):
             self.epsilon_high = TOKEN_EPSILON_HIGH if token_level else SEQUENCE_EPSILON_HIGH
         if self.num_generations_eval is None:
             self.num_generations_eval = self.num_generations
+
+    def _prepare_for_cpu(self):
+        """Makes several processes on a machine without an accelerator one run, and not several runs of one process."""
+        self.dataloader_pin_memory = False
+        if not (self.deepspeed or strtobool(os.environ.get("ACCELERATE_USE_DEEPSPEED", "false"))):
+            self.use_cpu = True
+            return
+        # DeepSpeed chooses its device itself, and would compile its shared-memory communication first, for minutes.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        from deepspeed.ops import __compatible_ops__
+
+        __compatible_ops__["deepspeed_shm_comm"] = False
+        self.ddp_backend = self.ddp_backend or "gloo"
 
     @staticmethod
     def _parse_agents(agents: Any) -> list[AgentConfig] | None:

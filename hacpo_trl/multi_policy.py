@@ -24,9 +24,11 @@ from accelerate import Accelerator
 from huggingface_hub import HfApi
 from torch import nn
 from transformers import Trainer, get_scheduler
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
+from trl.models.utils import prepare_deepspeed
 from trl.trainer.utils import generate_model_card, get_config_model_id
 
 from .agent import Agent
@@ -131,13 +133,19 @@ class MultiPolicyTrainer(Trainer):
     Args:
         agents: The agents, by name.
         args: The run's settings.
+        initial_policies: For each agent that wants one, a frozen copy of its policy at the start; `references` holds
+            it, ready for forward passes, once training has begun.
         kwargs: Further arguments of `Trainer`.
     """
 
     args: HACPOConfig
 
-    def __init__(self, agents: Mapping[str, Agent], args: HACPOConfig, **kwargs):
+    def __init__(
+        self, agents: Mapping[str, Agent], args: HACPOConfig, initial_policies: Mapping[str, nn.Module], **kwargs
+    ):
         self.agents = dict(agents)
+        self.initial_policies = dict(initial_policies)
+        self.references: dict[str, nn.Module] = {}
         super().__init__(model=PolicyPool({n: a.policy for n, a in self.agents.items()}), args=args, **kwargs)
         self._check_launch()
 
@@ -150,10 +158,8 @@ class MultiPolicyTrainer(Trainer):
                 "each would train on its own. Without a GPU, use a config with distributed_type MULTI_GPU, such as "
                 "configs/accelerate/cpu_2proc.yaml, or torchrun."
             )
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise NotImplementedError(
-                "HACPOTrainer trains on one process or under DDP; DeepSpeed and FSDP are not wired in."
-            )
+        if self.is_fsdp_enabled:
+            raise NotImplementedError("HACPOTrainer does not train under FSDP. Use DDP or DeepSpeed.")
         if self.args.n_gpu > 1:
             raise ValueError(
                 "Several GPUs are visible to one process, which Trainer would serve by nn.DataParallel. Use "
@@ -166,6 +172,10 @@ class MultiPolicyTrainer(Trainer):
         if self.args.ddp_find_unused_parameters is None:
             # Trainer searches for unused parameters in whatever is no PreTrainedModel, at a price; a policy has none.
             accelerator_args["kwargs_handlers"][0].find_unused_parameters = False
+        if (plugin := accelerator_args.get("deepspeed_plugin")) is not None:
+            from .deepspeed_plugins import plugins_of
+
+            accelerator_args["deepspeed_plugin"] = plugins_of(plugin, self.agents, self.args)
         self._accelerator_args = accelerator_args
         return accelerator_args
 
@@ -174,10 +184,22 @@ class MultiPolicyTrainer(Trainer):
         # A second prepare() on one Accelerator would keep the first model's engine for backward: one for each agent.
         first, *others = self.agents
         self.accelerators = {first: self.accelerator}
-        self.accelerators.update({name: Accelerator(**self._accelerator_args) for name in others})
+        # DeepSpeed plugins are the first one's to hand over: all accelerators share one state.
+        shared = {key: value for key, value in self._accelerator_args.items() if key != "deepspeed_plugin"}
+        self.accelerators.update({name: Accelerator(**shared) for name in others})
 
     def engine(self, name: str) -> tuple[Accelerator, nn.Module]:
-        """One agent's accelerator and its policy as it runs: wrapped once training has begun."""
+        """One agent's accelerator and its policy as it runs: wrapped once training has begun.
+
+        To be called anew whenever an agent's turn comes: under DeepSpeed it also selects the agent's configuration.
+        """
+        if self.is_deepspeed_enabled:
+            self.accelerator.state.select_deepspeed_plugin(name)
+            if name not in self.model.wrapped:
+                raise RuntimeError(
+                    f"Agent '{name}' has no DeepSpeed engine before train() has begun. Set eval_on_start=True to "
+                    "evaluate the initial policies."
+                )
         return self.accelerators[name], self.model.wrapped.get(name, self.model.policies[name])
 
     def _inner_training_loop(self, *args, **kwargs):
@@ -192,6 +214,12 @@ class MultiPolicyTrainer(Trainer):
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         optimizers, schedulers = {}, {}
         for name, policy in self.model.policies.items():
+            if self.is_deepspeed_enabled:
+                from .deepspeed_plugins import finalize_plugin
+
+                self.accelerator.state.select_deepspeed_plugin(name)
+                plugin = self.accelerator.state.deepspeed_plugin
+                finalize_plugin(plugin, self.args, policy, max_steps, self._agent_setting(name, "max_grad_norm"))
             self.optimizer = None
             optimizer = self.create_optimizer(policy)
             for group in optimizer.param_groups:
@@ -199,6 +227,13 @@ class MultiPolicyTrainer(Trainer):
             # Trainer puts what decays (no biases, no norms) into the first group.
             optimizer.param_groups[0]["weight_decay"] = self._agent_setting(name, "weight_decay")
             self.model.wrapped[name], optimizers[name] = self.accelerators[name].prepare(policy, optimizer)
+            if name in self.initial_policies and name not in self.references:
+                initial, accelerator = self.initial_policies[name], self.accelerators[name]
+                self.references[name] = (
+                    prepare_deepspeed(initial, accelerator)
+                    if self.is_deepspeed_enabled
+                    else accelerator.prepare_model(initial, evaluation_mode=True)
+                )
             warmup_steps = self._agent_setting(name, "warmup_steps")
             # Never prepared: Accelerate would step it once for every process.
             schedulers[name] = get_scheduler(
@@ -211,6 +246,9 @@ class MultiPolicyTrainer(Trainer):
         self.optimizer, self.lr_scheduler = PolicyOptimizers(optimizers), PolicySchedulers(schedulers)
         self._created_lr_scheduler = True
         self.model_wrapped = self.model
+        if self.is_deepspeed_enabled:
+            # Trainer asks for it only to know that there is an engine.
+            self.deepspeed = next(iter(self.model.wrapped.values()))
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         for attribute in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, attribute, getattr(self, attribute))
@@ -221,6 +259,12 @@ class MultiPolicyTrainer(Trainer):
     def _clip_grad_norm(self, model):
         # Trainer calls this only if args.max_grad_norm > 0, but an agent may clip where the run does not.
         return None
+
+    def backward(self, name: str, loss: torch.Tensor):
+        """The backward pass of one agent. Under DeepSpeed the last one of an update also clips and steps."""
+        accelerator, _ = self.engine(name)
+        # The loss is scaled for accumulation already.
+        accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
 
     def _get_grad_norm(self, model, grad_norm=None) -> float:
         """Clips every agent's gradient to its own norm; returns the largest norm before clipping."""
@@ -271,12 +315,14 @@ class MultiPolicyTrainer(Trainer):
         ).save(folder / "README.md")
 
     def _save_optimizer_and_scheduler(self, output_dir: str):
-        if not self.args.should_save:
-            return
         for name in self.agents:
             folder = Path(output_dir) / name
-            torch.save(self.optimizer.optimizers[name].state_dict(), folder / OPTIMIZER_NAME)
-            torch.save(self.lr_scheduler.schedulers[name].state_dict(), folder / SCHEDULER_NAME)
+            if self.is_deepspeed_enabled:
+                self.engine(name)[1].save_checkpoint(folder)
+            elif self.args.should_save:
+                torch.save(self.optimizer.optimizers[name].state_dict(), folder / OPTIMIZER_NAME)
+            if self.args.should_save:
+                torch.save(self.lr_scheduler.schedulers[name].state_dict(), folder / SCHEDULER_NAME)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
         """Loads every agent's weights from its folder."""
@@ -301,14 +347,26 @@ class MultiPolicyTrainer(Trainer):
             return
         for name in self.agents:
             folder = Path(checkpoint) / name
-            # An optimizer moves what it loads to where its parameters are.
-            optimizer_state = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
-            self.optimizer.optimizers[name].load_state_dict(optimizer_state)
+            if self.is_deepspeed_enabled:
+                # Weights and optimizer together: each process reads its own shards.
+                deepspeed_load_checkpoint(
+                    self.engine(name)[1], str(folder), load_module_strict=not self._is_adapter(name)
+                )
+            else:
+                # An optimizer moves what it loads to where its parameters are.
+                optimizer_state = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
+                self.optimizer.optimizers[name].load_state_dict(optimizer_state)
             self.lr_scheduler.schedulers[name].load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
+
+    def _is_adapter(self, name: str) -> bool:
+        return hasattr(self.agents[name].policy, "peft_config")
 
     def _load_best_model(self):
         logger.info(f"Loading the best checkpoint, {self.state.best_model_checkpoint} ({self.state.best_metric}).")
-        self._load_from_checkpoint(self.state.best_model_checkpoint)
+        if self.is_deepspeed_enabled:
+            self._load_optimizer_and_scheduler(self.state.best_model_checkpoint)
+        else:
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
 
     # ---- the Hub ----------------------------------------------------------------------------------------------------
     def repository(self, name: str) -> str:

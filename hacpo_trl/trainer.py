@@ -18,7 +18,6 @@ continues where it was.
 """
 
 import contextlib
-import copy
 import json
 import time
 from collections import defaultdict
@@ -37,7 +36,7 @@ from trl.data_utils import is_conversational
 from trl.trainer.utils import disable_dropout_in_model, identity, use_adapter
 
 from .advantages import GroupAdvantages, group_advantages, own_group_advantages
-from .agent import build_agents
+from .agent import build_agents, reference_of
 from .callbacks import RewardTableCallback
 from .capability import CapabilityWindow, performance_counts
 from .completions import CompletionLog
@@ -124,10 +123,12 @@ class HACPOTrainer(MultiPolicyTrainer):
         self.micro_batches_per_step = self.plan.updates * args.gradient_accumulation_steps
         # The KL term measures the distance to the initial policy: copied before training or resuming moves it.
         references = {
-            name: copy.deepcopy(agent.policy).requires_grad_(False)
+            name: reference_of(agent, args)
             for name, agent in agents.items()
             if args.beta > 0 and not hasattr(agent.policy, "peft_config")
         }
+        for name, reference in references.items():
+            prepare_policy(reference.requires_grad_(False), agents[name].temperature)
         for agent in agents.values():
             prepare_policy(agent.policy, agent.temperature)
             if args.disable_dropout:
@@ -135,6 +136,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         super().__init__(
             agents,
             args,
+            references,
             data_collator=identity,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -144,10 +146,6 @@ class HACPOTrainer(MultiPolicyTrainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(RewardTableCallback(list(self.agents)))
 
-        self.references = {}
-        for name, reference in references.items():
-            prepare_policy(reference, self.agents[name].temperature)
-            self.references[name] = self.accelerators[name].prepare_model(reference, evaluation_mode=True)
         self.generation = generation_backend or TransformersGeneration(
             self.agents, self.engine, args.ds3_gather_for_generation
         )
@@ -197,7 +195,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         with self._phase("update"):
             for name, rows in self._rows.items():
                 loss = self._loss(name, rows[position * size : (position + 1) * size], update)
-                self.accelerators[name].backward(loss)
+                self.backward(name, loss)
                 losses.append(loss.detach())
         self._micro_step += 1
         if self._micro_step % self.micro_batches_per_step == 0:
@@ -457,7 +455,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         # Every process must run a forward and a backward pass, or others would wait for it: a stand-in of weight 0.
         batch = collate(moving or rows[:1], agent.tokenizer.pad_token_id, self.accelerators[name].device)
         with self.compute_loss_context_manager():
-            logps, entropies, mask = completion_logps(self.model.wrapped[name], batch)
+            logps, entropies, mask = completion_logps(self.engine(name)[1], batch)
         terms = learner_objective(self.args, batch, logps, mask, update)
         loss = -terms.objective.sum() if moving else 0.0 * logps.sum()
         if moving:

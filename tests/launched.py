@@ -13,15 +13,26 @@ from hacpo_trl.miniature import conv_dataset
 
 
 def save(trainer, path: Path):
-    """The main process writes each agent's parameters and the training log; every process checks that it has the
-    same."""
-    state = {name: tiny.parameters(trainer, name) for name in trainer.agents}
-    for name, vector in state.items():
-        everywhere = trainer.accelerator.gather(vector[None])
-        assert torch.equal(everywhere[0], everywhere[-1]), f"agent {name} differs between processes"
+    """Writes each agent's parameters, gathered from wherever they are, and the training log."""
+    state = {}
+    for name in trainer.agents:
+        accelerator, wrapped = trainer.engine(name)
+        gathered = accelerator.get_state_dict(wrapped)
+        if not trainer.is_deepspeed_enabled:
+            # Every process has all parameters: the same ones.
+            everywhere = accelerator.gather(tiny.parameters(trainer, name)[None])
+            assert torch.equal(everywhere[0], everywhere[-1]), f"agent {name} differs between processes"
+        if trainer.is_world_process_zero():
+            names = [name for name, _ in trainer.agents[name].policy.named_parameters()]
+            state[name] = torch.cat([gathered[name].flatten() for name in names])
     if trainer.is_world_process_zero():
         torch.save(state, path.with_suffix(".pt"))
         path.with_suffix(".json").write_text(json.dumps(trainer.state.log_history))
+
+
+def models(folder: Path) -> dict[str, str]:
+    """Policies that the test has put there: loaded by each backend in its own way."""
+    return {name: str(folder / "policies" / name) for name in ("qwen", "llama")}
 
 
 def updates(folder: Path):
@@ -34,6 +45,7 @@ def updates(folder: Path):
                 per_device_train_batch_size=size,
                 gradient_accumulation_steps=accumulation,
                 minibatch_order=order,
+                models=models(folder),
                 **tiny.PLAIN_SGD,
             )
             trainer.train()
@@ -45,7 +57,7 @@ def dropped(folder: Path):
     here = os.environ["RANK"] == "1"
     generation = tiny.ScriptedGeneration(["qwen", "llama"], cut=["llama"], where=lambda prompt: here)
     for order in ("mixed", "self_first"):
-        settings = {"per_device_train_batch_size": 4, "minibatch_order": order}
+        settings = {"models": models(folder), "per_device_train_batch_size": 4, "minibatch_order": order}
         trainer = tiny.trainer(folder / order, generation=generation, **settings)
         trainer.train()
         save(trainer, folder / f"dropped-{order}")
@@ -54,11 +66,13 @@ def dropped(folder: Path):
 def resume(folder: Path):
     """A run of 7 updates, and the same from its checkpoint 3, which lies within a step; sampled for real."""
     settings = {
+        "models": models(folder),
         "generation": None,
         "per_device_train_batch_size": 4,
         "max_steps": 7,
         "save_strategy": "steps",
         "save_steps": 3,
+        "beta": 0.05,
     }
     whole = tiny.trainer(folder / "whole", **settings)
     whole.train()
@@ -66,16 +80,20 @@ def resume(folder: Path):
     resumed = tiny.trainer(folder / "resumed", **settings)
     resumed.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-3"))
     save(resumed, folder / "resumed")
+    resumed.save_model(str(folder / "saved"))
 
 
 def evaluate(folder: Path):
     """Five prompts on two processes: the sixth place is a stand-in that must not count."""
     trainer = tiny.trainer(
         folder / "evaluate",
+        models=models(folder),
         per_device_train_batch_size=4,
         eval_dataset=conv_dataset("test", 5),
         per_device_eval_batch_size=2,
     )
+    if trainer.is_deepspeed_enabled:
+        trainer.train()
     metrics = trainer.evaluate()
     if trainer.is_world_process_zero():
         (folder / "evaluate.json").write_text(json.dumps(metrics))

@@ -9,20 +9,33 @@ import sys
 import pytest
 import tiny
 import torch
+from transformers import AutoModelForCausalLM
 
 from hacpo_trl.miniature import conv_dataset
 
 
-pytestmark = pytest.mark.distributed
+# Plain DDP in every run of the tests; DeepSpeed in `make test-distributed`.
+BACKENDS = [
+    pytest.param("cpu_2proc", marks=pytest.mark.distributed, id="ddp"),
+    *(pytest.param(f"{stage}_cpu", marks=pytest.mark.deepspeed, id=stage) for stage in ("zero2", "zero3")),
+]
 
 
-def launch(repository, scenario, folder, timeout=240):
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of a run, with the initial policies in it."""
+    for name in ("qwen", "llama"):
+        tiny.policy(name).save_pretrained(tmp_path / "policies" / name)
+    return tmp_path
+
+
+def launch(repository, backend, scenario, folder, timeout=240):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch"),
-        *("--config_file", str(repository / "configs" / "accelerate" / "cpu_2proc.yaml")),
+        *("--config_file", str(repository / "configs" / "accelerate" / f"{backend}.yaml")),
         *("--main_process_port", str(port)),
         *(str(repository / "tests" / "launched.py"), scenario, str(folder)),
     ]
@@ -35,19 +48,20 @@ def logs(path):
     return [log for log in json.loads(path.read_text()) if "loss" in log]
 
 
-def test_two_processes_make_the_same_updates_as_one(repository, tmp_path):
-    launch(repository, "updates", tmp_path)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_processes_make_the_same_updates_as_one(repository, folder, backend):
+    launch(repository, backend, "updates", folder)
     for order in ("mixed", "self_first"):
-        one = tiny.trainer(tmp_path / "one", minibatch_order=order, **tiny.PLAIN_SGD)
+        one = tiny.trainer(folder / "one", minibatch_order=order, **tiny.PLAIN_SGD)
         start = {name: tiny.parameters(one, name).clone() for name in one.agents}
         one.train()
         expected_logs = [log for log in one.state.log_history if "loss" in log]
         for cut in ("4x1", "2x2"):
-            state = torch.load(tmp_path / f"{order}-{cut}.pt", weights_only=True)
+            state = torch.load(folder / f"{order}-{cut}.pt", weights_only=True)
             for name in one.agents:
                 assert (state[name] - start[name]).abs().max() > 1e-3
                 torch.testing.assert_close(state[name], tiny.parameters(one, name), rtol=0, atol=1e-6)
-            for log, expected in zip(logs(tmp_path / f"{order}-{cut}.json"), expected_logs, strict=True):
+            for log, expected in zip(logs(folder / f"{order}-{cut}.json"), expected_logs, strict=True):
                 assert log["loss"] == pytest.approx(expected["loss"], abs=1e-6)
                 assert log.keys() == expected.keys()
                 for key in expected:
@@ -55,37 +69,50 @@ def test_two_processes_make_the_same_updates_as_one(repository, tmp_path):
                         assert log[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-4), key
 
 
-def test_a_process_without_usable_peer_rollouts_does_not_hang(repository, tmp_path):
-    launch(repository, "dropped", tmp_path)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_process_without_usable_peer_rollouts_does_not_hang(repository, folder, backend):
+    launch(repository, backend, "dropped", folder)
     for order in ("mixed", "self_first"):
-        first = logs(tmp_path / f"dropped-{order}.json")[0]
+        first = logs(folder / f"dropped-{order}.json")[0]
         # Half of the peer's 8 rollouts: those of the second process.
         assert first["qwen/dropped/undecodable"] == 4
 
 
-def test_resume_within_a_step_is_bit_identical(repository, tmp_path):
-    launch(repository, "resume", tmp_path)
-    whole, resumed = (torch.load(tmp_path / f"{run}.pt", weights_only=True) for run in ("whole", "resumed"))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_resume_within_a_step_is_bit_identical(repository, folder, backend):
+    """Sampled for real, which under ZeRO-3 gathers the weights; what save_model writes are the trained weights."""
+    launch(repository, backend, "resume", folder)
+    whole, resumed = (torch.load(folder / f"{run}.pt", weights_only=True) for run in ("whole", "resumed"))
     for name in whole:
         assert torch.equal(whole[name], resumed[name])
     runs = [
-        [{k: v for k, v in log.items() if not k.startswith("time/")} for log in logs(tmp_path / f"{run}.json")]
+        [{k: v for k, v in log.items() if not k.startswith("time/")} for log in logs(folder / f"{run}.json")]
         for run in ("whole", "resumed")
     ]
     assert runs[0] == runs[1]
 
-    one = tiny.trainer(tmp_path / "one", generation=None, max_steps=7)
+    for name in whole:
+        saved = AutoModelForCausalLM.from_pretrained(folder / "saved" / name)
+        assert torch.equal(torch.cat([p.flatten() for p in saved.parameters()]), whole[name])
+
+
+@pytest.mark.distributed
+def test_resume_on_another_number_of_processes(repository, folder):
+    """It works from a checkpoint between two steps, and says why it cannot within one."""
+    launch(repository, "cpu_2proc", "resume", folder)
+    one = tiny.trainer(folder / "one", generation=None, max_steps=7)
     with pytest.raises(ValueError, match=r"1 updates into a step of 2.*over 2 processes; this run has 1"):
-        one.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    between_steps = tiny.trainer(tmp_path / "between", generation=None, max_steps=7)
-    between_steps.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-6"))
+        one.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-3"))
+    between_steps = tiny.trainer(folder / "between", generation=None, max_steps=7)
+    between_steps.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-6"))
     assert between_steps.state.global_step == 7
 
 
-def test_evaluation_counts_every_prompt_once(repository, tmp_path):
-    launch(repository, "evaluate", tmp_path)
-    two = json.loads((tmp_path / "evaluate.json").read_text())
-    one = tiny.trainer(tmp_path / "one", eval_dataset=conv_dataset("test", 5)).evaluate()
+@pytest.mark.distributed
+def test_evaluation_counts_every_prompt_once(repository, folder):
+    launch(repository, "cpu_2proc", "evaluate", folder)
+    two = json.loads((folder / "evaluate.json").read_text())
+    one = tiny.trainer(folder / "one", eval_dataset=conv_dataset("test", 5)).evaluate()
     for key in one:
         if "reward" in key:
             assert two[key] == pytest.approx(one[key]), key
