@@ -288,6 +288,20 @@ def test_adapters_train_resume_and_leave_the_base_alone(tmp_path):
         assert torch.equal(tiny.parameters(whole, name), tiny.parameters(resumed, name))
 
 
+def test_an_adapter_by_the_agents_configuration(tmp_path):
+    """As a recipe says it: peft_config of one agent; said twice, it is an error."""
+    from peft import LoraConfig
+
+    agents = [{"name": "qwen", "peft_config": {"r": 4, "target_modules": "all-linear"}}, {"name": "llama"}]
+    trainer = trained(tmp_path, agents=agents, max_steps=1)
+    trainable = {n for n, p in trainer.agents["qwen"].policy.named_parameters() if p.requires_grad}
+    assert trainable and all("lora_" in name for name in trainable)
+    assert not any("lm_head" in name for name in trainable)
+    assert all(p.requires_grad for p in trainer.agents["llama"].policy.parameters())
+    with pytest.raises(ValueError, match=r"Agent 'qwen'.*both peft_configs and args.agents"):
+        tiny.trainer(tmp_path, agents=agents, peft_configs={"qwen": LoraConfig(r=4, task_type="CAUSAL_LM")})
+
+
 def test_an_adapter_on_the_head_is_refused(tmp_path):
     from peft import LoraConfig
 
