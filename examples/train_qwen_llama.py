@@ -18,20 +18,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import datasets
 import transformers
 from rich.console import Console
 from rich.table import Table
 from transformers.trainer_utils import get_last_checkpoint
 from trl import TrlParser
-from trl.rewards import accuracy_reward
 
 from hacpo_trl import HACPOConfig, HACPOTrainer
-from hacpo_trl.miniature import conv_dataset, conv_reward, policy_path
-
-
-EMBEDDED = "embedded:"
-MATH_PROMPT = "{problem}\n\nLet's think step by step and output the final answer within \\boxed{{}}."
+from hacpo_trl.benchmarks import BENCHMARKS, load_problems
+from hacpo_trl.miniature import EMBEDDED, conv_dataset, conv_reward, policy_path
+from hacpo_trl.rewards import math_reward
 
 
 @dataclass
@@ -41,12 +37,25 @@ class ScriptArguments:
     task: Literal["conv", "math"] = field(
         default="conv",
         metadata={
-            "help": "'conv', the embedded procedural task, or 'math', problems from the Hub checked by math-verify."
+            "help": "'conv', the embedded procedural task, or 'math', problems whose boxed answers are checked."
         },
     )
-    dataset_name: str | None = field(default=None, metadata={"help": "Dataset of the task 'math', on the Hub."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Its split to train on."})
-    dataset_test_split: str = field(default="test", metadata={"help": "Its split to evaluate on."})
+    dataset_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "What the task 'math' trains on: a benchmark (math_train, gsm8k_train ...), the id of a dataset "
+            "on the Hub, or a .jsonl or .parquet file."
+        },
+    )
+    test_dataset_name: str | None = field(
+        default=None, metadata={"help": "What it is evaluated on, likewise. Default: dataset_name's test split."}
+    )
+    dataset_columns: str | None = field(
+        default=None,
+        metadata={"help": "Columns of ids and files, if they have other names: problem=question,answer=final."},
+    )
+    dataset_train_split: str | None = field(default=None, metadata={"help": "Split to train on, of an id."})
+    dataset_test_split: str | None = field(default=None, metadata={"help": "Split to evaluate on, of an id."})
     train_size: int | None = field(default=None, metadata={"help": "Train on so many prompts at most."})
     test_size: int | None = field(default=256, metadata={"help": "Evaluate on so many held-out prompts at most."})
     resume: bool = field(default=False, metadata={"help": "Continue from the last checkpoint in output_dir."})
@@ -59,25 +68,22 @@ def conv_task(script_args: ScriptArguments, training_args: HACPOConfig):
 
 
 def math_task(script_args: ScriptArguments, training_args: HACPOConfig):
-    """Problems with a worked solution, asked for step by step with a boxed answer, checked by math-verify."""
-    if script_args.dataset_name is None:
-        raise ValueError("task 'math' needs dataset_name, such as DigitalLearningGmbH/MATH-lighteval.")
-
-    def split(name: str, size: int | None) -> datasets.Dataset:
-        dataset = datasets.load_dataset(script_args.dataset_name, split=name)
-        if missing := {"problem", "solution"} - set(dataset.column_names):
-            raise ValueError(
-                f"{script_args.dataset_name} ({name}) lacks the columns {sorted(missing)}; it has "
-                f"{dataset.column_names}."
-            )
-        dataset = dataset.select(range(min(size or len(dataset), len(dataset))))
-        return dataset.map(
-            lambda row: {"prompt": [{"role": "user", "content": MATH_PROMPT.format(problem=row["problem"])}]},
-            remove_columns=[column for column in dataset.column_names if column != "solution"],
+    """Problems asked for step by step with a boxed answer, which is compared as mathematics with the gold answer."""
+    train_name, test_name = script_args.dataset_name, script_args.test_dataset_name
+    if train_name is None:
+        raise ValueError("task 'math' needs dataset_name, such as math_train.")
+    if test_name is None and script_args.dataset_test_split is None:
+        raise ValueError(
+            "task 'math' needs held-out problems: test_dataset_name, such as math500, or dataset_test_split."
         )
 
-    train = split(script_args.dataset_train_split, script_args.train_size)
-    return train, split(script_args.dataset_test_split, script_args.test_size), accuracy_reward
+    def load(name: str, split: str | None, size: int | None):
+        columns = None if name in BENCHMARKS else script_args.dataset_columns
+        return load_problems(name, split=split, columns=columns, max_rows=size)
+
+    train = load(train_name, script_args.dataset_train_split, script_args.train_size)
+    test = load(test_name or train_name, script_args.dataset_test_split, script_args.test_size)
+    return train, test, math_reward
 
 
 def with_embedded_policies(training_args: HACPOConfig, console: Console) -> HACPOConfig:

@@ -5,6 +5,7 @@ Everything that differs between agents is decided here, once, so that the traine
 
 import copy
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,9 @@ logger = logging.getLogger(__name__)
 # prompts.
 TEMPLATE_DATE = date(2024, 7, 26)
 STRFTIME_CALL = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
+
+# Beside an agent's saved tokenizer: how it was prompted, as far as the tokenizer does not say.
+AGENT_SETTINGS = "hacpo_agent.json"
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -180,44 +184,54 @@ class Agent:
             )
         return min(limits)
 
-    def render(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Prompts in this agent's tokens: its chat template for messages, as they are for plain text.
+    @property
+    def max_prompt_length(self) -> int:
+        """Longest prompt, in this agent's tokens, that leaves room for the longest answer."""
+        return self.max_model_length - self.max_completion_length
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """A prompt in this agent's tokens: its chat template for messages, as it is for plain text.
 
         A BOS token stands in front exactly once if the template or the tokenizer wants one.
         """
+        if is_conversational({"prompt": prompt}):
+            if self.chat_template is None:
+                raise ValueError(
+                    f"Agent '{self.name}': the prompts are conversations, but its tokenizer has no chat template. "
+                    "Set chat_template to a template, a file, or 'plain'."
+                )
+            ids = self.tokenizer.apply_chat_template(
+                prompt,
+                chat_template=self.chat_template,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                **self.chat_template_kwargs,
+            )["input_ids"]
+        else:
+            ids = self.tokenizer(prompt)["input_ids"]
+        bos = self.tokenizer.bos_token_id
+        if bos is not None:
+            while ids[:2] == [bos, bos]:
+                ids = ids[1:]
+            if self._wants_bos and ids[:1] != [bos]:
+                ids = [bos, *ids]
+        if not ids:
+            raise ValueError(f"Agent '{self.name}': the prompt {prompt!r} is empty in its tokens.")
+        return list(ids)
+
+    def render(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Prompts in this agent's tokens (see `encode_prompt`), each short enough for the longest answer."""
         rendered = []
         for prompt in prompts:
-            if is_conversational({"prompt": prompt}):
-                if self.chat_template is None:
-                    raise ValueError(
-                        f"Agent '{self.name}': the prompts are conversations, but its tokenizer has no chat template. "
-                        "Set chat_template to a template, a file, or 'plain'."
-                    )
-                ids = self.tokenizer.apply_chat_template(
-                    prompt,
-                    chat_template=self.chat_template,
-                    add_generation_prompt=True,
-                    tokenize=True,
-                    return_dict=True,
-                    **self.chat_template_kwargs,
-                )["input_ids"]
-            else:
-                ids = self.tokenizer(prompt)["input_ids"]
-            bos = self.tokenizer.bos_token_id
-            if bos is not None:
-                while ids[:2] == [bos, bos]:
-                    ids = ids[1:]
-                if self._wants_bos and ids[:1] != [bos]:
-                    ids = [bos, *ids]
-            if not ids:
-                raise ValueError(f"Agent '{self.name}': the prompt {prompt!r} is empty in its tokens.")
-            if len(ids) + self.max_completion_length > self.max_model_length:
+            ids = self.encode_prompt(prompt)
+            if len(ids) > self.max_prompt_length:
                 raise ValueError(
                     f"Agent '{self.name}': a prompt of {len(ids)} tokens and max_completion_length="
                     f"{self.max_completion_length} exceed its context of {self.max_model_length} tokens. The prompt "
                     f"begins with {str(prompt)[:80]!r}."
                 )
-            rendered.append(list(ids))
+            rendered.append(ids)
         return rendered
 
     def decode(self, completion_ids: Sequence[int]) -> tuple[str, bool]:
@@ -258,6 +272,19 @@ class Agent:
                 reason = None
             views.append(LearnerView(rollout, prompt, tuple(ids), reason))
         return views
+
+    def save_tokenizer(self, folder: Path):
+        """Saves the tokenizer such that whoever loads it prompts the agent as in training.
+
+        The chat template of the agent's settings is in it. What no tokenizer holds, the template's keyword arguments,
+        lies beside it.
+        """
+        tokenizer = copy.copy(self.tokenizer)
+        if self.config.chat_template is not None:
+            tokenizer.chat_template = self.chat_template
+        tokenizer.save_pretrained(folder)
+        settings = {"chat_template_kwargs": self.chat_template_kwargs}
+        (folder / AGENT_SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
 
     def sampling_seed(self, mode: str, step: int, process: int) -> int:
         """The seed of this agent's samples: a stream of its own, the same whatever the other agents are and do."""

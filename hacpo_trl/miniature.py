@@ -166,7 +166,10 @@ POLICIES: dict[str, PolicySpec] = {
     ),
 }
 
-_MAX_LENGTH = 128  # tokens; a prompt and its answer take ten
+# Before a policy's name, where a model's id or path is asked for: `embedded:qwen3`.
+EMBEDDED = "embedded:"
+
+_MAX_LENGTH = 4096  # tokens; the task takes ten, but a problem of a benchmark, byte by byte, may take thousands
 
 
 def make_tokenizer(spec: PolicySpec) -> PreTrainedTokenizerFast:
@@ -272,7 +275,7 @@ def warm_up(
 # --------------------------------------------------------------------------------------------------------- on the disk
 
 # Part of each directory's name. Raise it when this file changes in a way that gives other policies for the same spec.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def policy_path(name: str, seed: int = 0, progress: Callable[[str], None] | None = None) -> str:

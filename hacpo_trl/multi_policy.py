@@ -8,7 +8,7 @@ accumulation, callbacks, logging, rotation of checkpoints, resuming.
 A checkpoint holds a folder for each agent that loads with `from_pretrained`:
 
     checkpoint-40/
-    ├── qwen/    config.json, model.safetensors, tokenizer files, README.md, optimizer.pt, scheduler.pt
+    ├── qwen/    config.json, model.safetensors, tokenizer files, hacpo_agent.json, README.md, optimizer.pt, ...
     ├── llama/   the same
     └── trainer_state.json, rng_state.pth, training_args.bin
 """
@@ -291,7 +291,7 @@ class MultiPolicyTrainer(Trainer):
             if self.args.should_save:
                 folder = output_dir / name
                 agent.policy.save_pretrained(folder, state_dict=state_dict)
-                agent.tokenizer.save_pretrained(folder)
+                agent.save_tokenizer(folder)
                 self._save_model_card(agent, folder)
         if self.args.should_save:
             torch.save(self.args, output_dir / TRAINING_ARGS_NAME)

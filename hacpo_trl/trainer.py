@@ -37,6 +37,7 @@ from trl.trainer.utils import disable_dropout_in_model, identity, use_adapter
 
 from .advantages import GroupAdvantages, group_advantages, own_group_advantages
 from .agent import build_agents, reference_of
+from .benchmarks import filter_long_prompts
 from .callbacks import RewardTableCallback
 from .capability import CapabilityWindow, performance_counts
 from .completions import CompletionLog
@@ -82,7 +83,8 @@ class HACPOTrainer(MultiPolicyTrainer):
         reward_funcs: One reward function or several; see `hacpo_trl.verification`. A sequence classification model, or
             the id of one, is a reward model, as in TRL.
         args: The settings.
-        train_dataset: Prompts, plain or conversational, in a column `prompt`.
+        train_dataset: Prompts, plain or conversational, in a column `prompt`. Those too long for one agent are left
+            out for all.
         eval_dataset: The same for evaluation, or a dict of such datasets. With a column `source`, rewards are also
             reported for each source.
         processing_classes: For each agent by name its tokenizer; those left out are loaded from where the model came
@@ -114,6 +116,12 @@ class HACPOTrainer(MultiPolicyTrainer):
         self.verifier = Verifier(reward_funcs, args.reward_weights, reward_processing_classes)
         check_datasets(train_dataset, eval_dataset)
         agents = build_agents(models, args, processing_classes or {}, peft_configs or {})
+        if train_dataset is not None:
+            train_dataset = filter_long_prompts(train_dataset, agents, "train_dataset")
+        if isinstance(eval_dataset, Mapping):
+            eval_dataset = {n: filter_long_prompts(d, agents, f"eval_dataset['{n}']") for n, d in eval_dataset.items()}
+        elif eval_dataset is not None:
+            eval_dataset = filter_long_prompts(eval_dataset, agents, "eval_dataset")
         self.plan = args.step_plan(len(agents))
         if train_dataset is not None and len(train_dataset) < self.plan.prompts:
             raise ValueError(

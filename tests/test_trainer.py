@@ -470,7 +470,7 @@ def test_clipping_is_each_agents_own(tmp_path):
         ({"models": {"qwen": None}, "agents": [{"name": "qwen"}, {"name": "llama"}]}, "must match"),
         ({"prompts": 3}, "train_dataset has 3 prompts"),
         ({"prompts_per_step": 3}, "gives each agent 12 rollouts"),
-        ({"max_completion_length": 128}, "leaves no room for a prompt"),
+        ({"max_completion_length": 4096}, "leaves no room for a prompt"),
         ({"reward_weights": [1.0, 2.0]}, "2 weights for 1 reward functions"),
     ],
 )
