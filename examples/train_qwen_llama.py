@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import transformers
+from datasets import concatenate_datasets
 from rich.console import Console
 from rich.table import Table
 from transformers.trainer_utils import get_last_checkpoint
@@ -47,8 +48,9 @@ class ScriptArguments:
             "on the Hub, or a .jsonl or .parquet file."
         },
     )
-    test_dataset_name: str | None = field(
-        default=None, metadata={"help": "What it is evaluated on, likewise. Default: dataset_name's test split."}
+    test_dataset_name: list[str] | None = field(
+        default=None,
+        metadata={"help": "What it is evaluated on, one or several. Default: dataset_name's dataset_test_split."},
     )
     dataset_columns: str | None = field(
         default=None,
@@ -69,10 +71,10 @@ def conv_task(script_args: ScriptArguments, training_args: HACPOConfig):
 
 def math_task(script_args: ScriptArguments, training_args: HACPOConfig):
     """Problems asked for step by step with a boxed answer, which is compared as mathematics with the gold answer."""
-    train_name, test_name = script_args.dataset_name, script_args.test_dataset_name
+    train_name, test_names = script_args.dataset_name, script_args.test_dataset_name
     if train_name is None:
         raise ValueError("task 'math' needs dataset_name, such as math_train.")
-    if test_name is None and script_args.dataset_test_split is None:
+    if test_names is None and script_args.dataset_test_split is None:
         raise ValueError(
             "task 'math' needs held-out problems: test_dataset_name, such as math500, or dataset_test_split."
         )
@@ -82,8 +84,8 @@ def math_task(script_args: ScriptArguments, training_args: HACPOConfig):
         return load_problems(name, split=split, columns=columns, max_rows=size)
 
     train = load(train_name, script_args.dataset_train_split, script_args.train_size)
-    test = load(test_name or train_name, script_args.dataset_test_split, script_args.test_size)
-    return train, test, math_reward
+    tests = [load(name, script_args.dataset_test_split, script_args.test_size) for name in test_names or [train_name]]
+    return train, concatenate_datasets(tests), math_reward
 
 
 def with_embedded_policies(training_args: HACPOConfig, console: Console) -> HACPOConfig:

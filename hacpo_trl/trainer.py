@@ -56,7 +56,7 @@ from .metrics import Metrics
 from .multi_policy import MultiPolicyTrainer
 from .rollout import LearnerView, Rollout
 from .scoring import completion_logps, prepare_policy, score
-from .verification import RewardFunction, Verdicts, Verifier, check_datasets, log_sources, log_verdicts
+from .verification import RewardFunction, Verdicts, Verifier, check_datasets, log_evaluation, log_verdicts
 
 
 # In a checkpoint: what the run knows beside weights and optimizers, and what a process still has to train on.
@@ -484,7 +484,8 @@ class HACPOTrainer(MultiPolicyTrainer):
         return max(self.learning_rates.values())
 
     def log(self, logs: dict[str, float], start_time: float | None = None):
-        if "loss" in logs:
+        # The second is the run's last log, for what has come up since the one before.
+        if "loss" in logs or "train_runtime" in logs:
             metrics = self.metrics.reduce()
             for name in self.agents:
                 for kind in ("generated", "scored", "trained"):
@@ -508,8 +509,8 @@ class HACPOTrainer(MultiPolicyTrainer):
             metric_key_prefix: Prefix of all metrics.
 
         Returns:
-            `eval_<agent>/reward` and its parts, `eval_<agent>/reward/<source>` if the dataset has a column `source`,
-            and `eval_reward`, the mean over agents.
+            `eval_<agent>/reward` (avg@k) and its parts, `eval_<agent>/best@k` for k > 1 samples, both for each
+            `<source>` too if the dataset has a column `source`, and `eval_reward`, the mean over agents.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
@@ -538,7 +539,7 @@ class HACPOTrainer(MultiPolicyTrainer):
             for name, of_agent in completions.items() if counted else ():
                 texts = [self.agents[name].decode(completion.ids) for completion in of_agent[:counted]]
                 verdicts = self._verify(name, repeated, of_agent[:counted], texts, metrics)
-                log_sources(metrics, name, repeated, verdicts)
+                log_evaluation(metrics, name, repeated, verdicts, num_generations)
         self.model.train(training)
 
         result = metrics.reduce()

@@ -200,9 +200,26 @@ def log_verdicts(metrics: Metrics, agent: str, verdicts: Verdicts, functions: Se
         metrics.mean(f"{agent}/{name}", torch.tensor(numbers))
 
 
-def log_sources(metrics: Metrics, agent: str, examples: Sequence[dict[str, Any]], verdicts: Verdicts):
-    """Logs one agent's mean reward for each value of the dataset's column `source`, if it has one."""
+def log_evaluation(
+    metrics: Metrics, agent: str, examples: Sequence[dict[str, Any]], verdicts: Verdicts, num_generations: int
+):
+    """Logs what evaluation adds to `log_verdicts`: best@k, and the rewards of each value of the column `source`.
+
+    Args:
+        metrics: Where to log.
+        agent: The agent's name.
+        examples: One for each completion, `num_generations` in a row for each prompt.
+        verdicts: The verdicts on the completions.
+        num_generations: k, samples of each prompt.
+    """
+    best = verdicts.total.nan_to_num(-torch.inf).view(-1, num_generations).amax(-1)
     sources = [str(example["source"]) if "source" in example else None for example in examples]
-    for source in sorted({source for source in sources if source is not None}):
-        of_source = verdicts.total[torch.tensor([s == source for s in sources])]
-        metrics.mean(f"{agent}/reward/{source}", of_source[~of_source.isnan()])
+    for source in [None, *sorted({source for source in sources if source is not None})]:
+        chosen = torch.tensor([source is None or s == source for s in sources])
+        suffix = "" if source is None else f"/{source}"
+        if source is not None:
+            of_source = verdicts.total[chosen]
+            metrics.mean(f"{agent}/reward{suffix}", of_source[~of_source.isnan()])
+        if num_generations > 1:
+            of_prompts = best[chosen.view(-1, num_generations)[:, 0]]
+            metrics.mean(f"{agent}/best@{num_generations}{suffix}", of_prompts[of_prompts.isfinite()])

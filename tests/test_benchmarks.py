@@ -241,9 +241,10 @@ def test_the_example_trains_on_a_file_and_evaluates_on_a_benchmark(example, hub,
     hub.rows = [HUB_ROWS["math500"][0]] * 3
     path = write_jsonl(tmp_path / "mine.jsonl", [{"q": "One?", "final": 1}] * 4)
     arguments = {"task": "math", "dataset_name": path, "dataset_columns": "problem=q,answer=final", "test_size": 2}
-    train, test, reward = example.math_task(example.ScriptArguments(test_dataset_name="math500", **arguments), None)
-    assert (len(train), len(test), reward) == (4, 2, math_reward)
-    assert set(train["source"]) == {"mine"} and set(test["source"]) == {"math500"}
+    both = example.ScriptArguments(test_dataset_name=["math500", path], **arguments)
+    train, test, reward = example.math_task(both, None)
+    assert (len(train), len(test), reward) == (4, 4, math_reward)
+    assert set(train["source"]) == {"mine"} and list(test["source"]) == ["math500"] * 2 + ["mine"] * 2
     with pytest.raises(ValueError, match="needs held-out problems: test_dataset_name"):
         example.math_task(example.ScriptArguments(**arguments), None)
 
@@ -251,7 +252,7 @@ def test_the_example_trains_on_a_file_and_evaluates_on_a_benchmark(example, hub,
 def test_the_papers_recipe_names_benchmarks(repository):
     recipe = yaml.safe_load((repository / "configs" / "recipes" / "qwen3_4b_llama3_2_3b.yaml").read_text())
     assert BENCHMARKS[recipe["dataset_name"]].hub_id == "DigitalLearningGmbH/MATH-lighteval"
-    assert recipe["test_dataset_name"] in BENCHMARKS
+    assert set(recipe["test_dataset_name"]) <= set(BENCHMARKS)
 
 
 # ---- prompts that are too long ---------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_the_papers_recipe_makes_the_papers_steps(repository, monkeypatch):
     import yaml
 
     recipe = yaml.safe_load((repository / "configs" / "recipes" / "qwen3_4b_llama3_2_3b.yaml").read_text())
-    script_options = {"task", "dataset_name"}
+    script_options = {"task", "dataset_name", "test_dataset_name", "test_size"}
     args = HACPOConfig(**{key: value for key, value in recipe.items() if key not in script_options})
     monkeypatch.setattr(HACPOConfig, "world_size", 8)
     plan = args.step_plan(len(args.agents))

@@ -348,7 +348,8 @@ def test_metrics(tmp_path):
 
 def test_evaluation_reports_every_agent_and_source(tmp_path):
     def which_agent(completions, agent, **kwargs):
-        return [1.0 if agent == "qwen" else 0.25] * len(completions)
+        # llama: 0, 0.25, 0.5 for the three samples of each prompt.
+        return [1.0 if agent == "qwen" else i % 3 / 4 for i in range(len(completions))]
 
     test = conv_dataset("test", 7)
     trainer = tiny.trainer(
@@ -359,7 +360,9 @@ def test_evaluation_reports_every_agent_and_source(tmp_path):
     assert torch.equal(torch.get_rng_state(), before)
     assert metrics["eval_qwen/reward"] == 1.0 and metrics["eval_llama/reward"] == 0.25
     assert metrics["eval_reward"] == 0.625
-    assert {f"eval_qwen/reward/{source}" for source in test["source"]} <= metrics.keys()
+    assert metrics["eval_qwen/best@3"] == 1.0 and metrics["eval_llama/best@3"] == 0.5
+    for source in set(test["source"]):
+        assert metrics[f"eval_llama/reward/{source}"] == 0.25 and metrics[f"eval_llama/best@3/{source}"] == 0.5
     assert trainer.evaluate({"a": test.select(range(2)), "b": test})["eval_b_llama/reward"] == 0.25
 
 

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 
 from hacpo_trl.metrics import Metrics
-from hacpo_trl.verification import RESERVED_COLUMNS, Verifier, check_datasets, log_sources, log_verdicts
+from hacpo_trl.verification import RESERVED_COLUMNS, Verifier, check_datasets, log_evaluation, log_verdicts
 
 
 def length(completions, **kwargs):
@@ -289,8 +289,8 @@ def test_verdicts_are_logged_without_what_has_none(monkeypatch):
     verifier, metrics = Verifier([first, second]), Metrics()
     verdicts = scored(verifier, completions="abc")
     log_verdicts(metrics, "qwen", verdicts, verifier.names)
-    log_sources(metrics, "qwen", [{"source": "gsm"}, {"source": "math"}, {"source": "math"}], verdicts)
-    log_sources(metrics, "qwen", [{"prompt": "a"}] * 3, verdicts)
+    log_evaluation(metrics, "qwen", [{"source": "gsm"}, {"source": "math"}, {"source": "math"}], verdicts, 1)
+    log_evaluation(metrics, "llama", [{"prompt": "a"}] * 3, verdicts, 3)
     monkeypatch.setattr("hacpo_trl.metrics.gather_object", lambda objects: objects)
     # Totals 2, 0, none: mean 1, σ = √((1 + 1) / 1).
     assert metrics.reduce() == {
@@ -303,4 +303,6 @@ def test_verdicts_are_logged_without_what_has_none(monkeypatch):
         "qwen/tries": 3.0,
         "qwen/reward/gsm": 2.0,
         "qwen/reward/math": 0.0,
+        # The best of one prompt's three samples: 2, 0 and one without a verdict.
+        "llama/best@3": 2.0,
     }
