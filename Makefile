@@ -5,12 +5,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-distributed install quality style clean
+.PHONY: help demo test test-distributed test-extras install quality style clean
 
 help:
 	@echo "make demo              train two tiny agents on the CPU (sets up $(VENV) first; a few minutes in all)"
 	@echo "make test              run the tests (sets up $(VENV) first)"
 	@echo "make test-distributed  run the tests that need DeepSpeed (sets it up first)"
+	@echo "make test-extras       run the tests of optional extras (needs a C compiler for one of them)"
 	@echo "make quality           lint and format check"
 	@echo "make style             format"
 	@echo "make clean             remove $(VENV), outputs and caches"
@@ -35,6 +36,10 @@ test: install
 test-distributed: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "deepspeed==0.19.8"
 	$(BIN)/python -m pytest -m "distributed or deepspeed"
+
+test-extras: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,reasoning-gym]"
+	$(BIN)/python -m pytest tests/test_benchmarks.py
 
 quality: install
 	$(BIN)/ruff check .

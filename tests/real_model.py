@@ -1,7 +1,7 @@
 """A real pretrained chat model for tests: SmolLM2-135M-Instruct, from the package that carries it as GGUF."""
 
+import importlib.util
 import shutil
-from importlib import resources
 from pathlib import Path
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -15,7 +15,9 @@ def smollm2_path(cache: Path) -> Path:
     folder = cache / "SmolLM2-135M-Instruct"
     if folder.is_dir():
         return folder
-    source = {"pretrained_model_name_or_path": resources.files(PACKAGE), "gguf_file": FILE}
+    # Found, not imported: the package's code is a plugin for a program that is not installed.
+    package = importlib.util.find_spec(PACKAGE).submodule_search_locations[0]
+    source = {"pretrained_model_name_or_path": package, "gguf_file": FILE}
     dequantized = AutoModelForCausalLM.from_pretrained(**source)
     config = AutoConfig.for_model(**dequantized.config.to_dict())
     if hasattr(config, "quantization_config"):

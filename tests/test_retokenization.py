@@ -15,10 +15,12 @@ from hacpo_trl.rollout import Rollout
 
 
 QWEN_END, LLAMA_END = "<|im_end|>", "<|eot_id|>"
-TEXTS = [
-    json.loads(line)["text"]
+ROWS = [
+    json.loads(line)
     for line in (Path(__file__).parent / "data" / "solutions.jsonl").read_text(encoding="utf-8").splitlines()
 ]
+TEXTS = [row["text"] for row in ROWS]
+SOLUTIONS = [row["text"] for row in ROWS if row["source"] == "GSM8K"]
 MESSAGES = [{"role": "user", "content": "What is 6 x 7?"}]
 
 
@@ -65,10 +67,19 @@ def decoded(agent, ids):
 
 # ---- real texts -----------------------------------------------------------------------------------------------------
 def test_the_texts_are_worth_a_test():
-    assert len(TEXTS) == 12
+    assert len(SOLUTIONS) == 12 and len(TEXTS) == 17
     together = "".join(TEXTS)
-    assert re.search(r"\d{4}", together) and "\\frac" in together and "$" in together and "  " in together
+    assert re.search(r"\d{4}", together) and "\\frac" in together and "$" in together and "\n" in together
     assert not together.isascii()
+
+
+def test_qwen_needs_a_fifth_more_tokens_for_worked_solutions():
+    """On all of GSM8K's solutions it is 1.21 times Llama 3's count: the divisor of the sequence ratio is no detail."""
+    counts = [
+        sum(len(tokenizer(text, add_special_tokens=False).input_ids) for text in SOLUTIONS)
+        for tokenizer in (qwen_tokenizer(), llama_tokenizer())
+    ]
+    assert 1.1 < counts[0] / counts[1] < 1.35
 
 
 @pytest.mark.parametrize(("source", "learner"), [("qwen", "llama"), ("llama", "qwen")])
