@@ -70,8 +70,8 @@ class HACPOTrainer(MultiPolicyTrainer):
     ```python
     trainer = HACPOTrainer(
         models={"qwen": "Qwen/Qwen3-4B-Base", "llama": "meta-llama/Llama-3.2-3B-Instruct"},
-        reward_funcs=accuracy_reward,
-        args=HACPOConfig("outputs", per_device_train_batch_size=8, gradient_accumulation_steps=8),
+        reward_funcs=math_reward,
+        args=HACPOConfig("outputs", per_device_train_batch_size=16, gradient_accumulation_steps=32),
         train_dataset=dataset,  # a column "prompt"; the others go to the reward functions
     )
     trainer.train()
