@@ -14,6 +14,7 @@ A checkpoint holds a folder for each agent that loads with `from_pretrained`:
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -211,6 +212,12 @@ class MultiPolicyTrainer(Trainer):
         own = getattr(self.agents[name].config, setting)
         return getattr(self.args, setting) if own is None else own
 
+    def _warmup_steps(self, name: str, max_steps: int) -> int:
+        own = self.agents[name].config.warmup_steps
+        if own is None:
+            return self.args.get_warmup_steps(max_steps)
+        return int(own) if own >= 1 else math.ceil(max_steps * own)
+
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         optimizers, schedulers = {}, {}
         for name, policy in self.model.policies.items():
@@ -234,12 +241,11 @@ class MultiPolicyTrainer(Trainer):
                     if self.is_deepspeed_enabled
                     else accelerator.prepare_model(initial, evaluation_mode=True)
                 )
-            warmup_steps = self._agent_setting(name, "warmup_steps")
             # Never prepared: Accelerate would step it once for every process.
             schedulers[name] = get_scheduler(
                 self._agent_setting(name, "lr_scheduler_type"),
                 optimizer=optimizers[name],
-                num_warmup_steps=int(warmup_steps if warmup_steps >= 1 else -(-max_steps * warmup_steps // 1)),
+                num_warmup_steps=self._warmup_steps(name, max_steps),
                 num_training_steps=max_steps,
                 scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,
             )
@@ -282,8 +288,7 @@ class MultiPolicyTrainer(Trainer):
 
     # ---- saving and loading -----------------------------------------------------------------------------------------
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False):
-        """Saves every agent to `output_dir/<agent>/`, as `from_pretrained` reads it, with its tokenizer and a model
-        card."""
+        """Saves every agent to `output_dir/<agent>/`, as `from_pretrained` reads it, with tokenizer and model card."""
         output_dir = Path(output_dir or self.args.output_dir)
         for name, agent in self.agents.items():
             accelerator, wrapped = self.engine(name)

@@ -456,6 +456,23 @@ def test_settings_of_one_agent_hold_for_it_alone(tmp_path):
     assert (trainer.agents["llama"].generation_config.top_k, trainer.agents["qwen"].generation_config.top_k) == (3, 0)
 
 
+def test_warm_up_is_each_agents_own(tmp_path):
+    """Learning rates of 4 updates: qwen warms up over 2, llama over half of them by the run's setting, third not at
+    all."""
+    agents = [{"name": "qwen", "warmup_steps": 2}, {"name": "llama"}, {"name": "third", "warmup_steps": 0}]
+    settings = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.5, "learning_rate": 0.1}
+    trainer = trained(
+        tmp_path,
+        names=[a["name"] for a in agents],
+        agents=agents,
+        per_device_train_batch_size=12,
+        max_steps=4,
+        **settings,
+    )
+    rates = {name: [log[f"{name}/learning_rate"] for log in training_logs(trainer)] for name in trainer.agents}
+    assert rates == {"qwen": [0.0, 0.05, 0.1, 0.1], "llama": [0.0, 0.05, 0.1, 0.1], "third": [0.1] * 4}
+
+
 def test_clipping_is_each_agents_own(tmp_path):
     """A gradient clipped to next to nothing moves SGD next to nothing."""
     agents = [{"name": "qwen", "max_grad_norm": 1e-9}, {"name": "llama", "max_grad_norm": 0}]
