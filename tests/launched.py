@@ -99,7 +99,21 @@ def evaluate(folder: Path):
         (folder / "evaluate.json").write_text(json.dumps(metrics))
 
 
+def reward_model(folder: Path):
+    """Two updates with a reward model beside a function."""
+    trainer = tiny.trainer(
+        folder / "reward_model",
+        models=models(folder),
+        reward_funcs=[str(folder / "judge"), tiny.partial_reward],
+        per_device_train_batch_size=4,
+        max_steps=2,
+    )
+    trainer.train()
+    if trainer.is_world_process_zero():
+        (folder / "reward_model.json").write_text(json.dumps(trainer.state.log_history))
+
+
 if __name__ == "__main__":
-    {f.__name__: f for f in (updates, dropped, resume, evaluate)}[sys.argv[1]](Path(sys.argv[2]))
+    {f.__name__: f for f in (updates, dropped, resume, evaluate, reward_model)}[sys.argv[1]](Path(sys.argv[2]))
     PartialState().wait_for_everyone()
     PartialState().destroy_process_group()

@@ -9,7 +9,7 @@ import sys
 import pytest
 import tiny
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 
 from hacpo_trl.miniature import conv_dataset
 
@@ -116,3 +116,21 @@ def test_evaluation_counts_every_prompt_once(repository, folder):
     for key in one:
         if "reward" in key:
             assert two[key] == pytest.approx(one[key]), key
+
+
+@pytest.mark.deepspeed
+def test_a_reward_model_scores_alike_under_zero3(repository, folder):
+    """ZeRO-3 deals out every model that is loaded, reward models too."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(tiny.tokenizer("qwen")), num_labels=1, **sizes)
+    LlamaForSequenceClassification(config).save_pretrained(folder / "judge")
+    tiny.tokenizer("qwen").save_pretrained(folder / "judge")
+    launch(repository, "zero3_cpu", "reward_model", folder)
+    functions = [str(folder / "judge"), tiny.partial_reward]
+    one = tiny.trainer(folder / "one", reward_funcs=functions, max_steps=2)
+    one.train()
+    first, expected = logs(folder / "reward_model.json")[0], one.state.log_history[0]
+    for name in one.agents:
+        for key in (f"{name}/rewards/judge/mean", f"{name}/rewards/judge/std", f"{name}/reward"):
+            assert first[key] == pytest.approx(expected[key], abs=1e-6)

@@ -3,6 +3,7 @@
 `HACPOTrainer` makes a `RewardModel` of every model or model id among its `reward_funcs`.
 """
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -61,6 +62,19 @@ class RewardModel:
     @torch.inference_mode()
     def __call__(self, prompts: Sequence, completions: Sequence, **kwargs) -> list[float]:
         """Scores of a batch of completions; the scale is the reward model's own."""
+        with self._whole_weights():
+            return self._scores(prompts, completions)
+
+    def _whole_weights(self):
+        """Under ZeRO-3 `from_pretrained` deals the weights out to the processes: gathers them for one call."""
+        parameters = list(self.model.parameters())
+        if not any(hasattr(parameter, "ds_id") for parameter in parameters):
+            return contextlib.nullcontext()
+        import deepspeed
+
+        return deepspeed.zero.GatheredParameters(parameters)
+
+    def _scores(self, prompts: Sequence, completions: Sequence) -> list[float]:
         device = PartialState().device
         self.model.to(device)
         texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
