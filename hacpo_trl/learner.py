@@ -67,7 +67,8 @@ def learner_objective(
         lower_bound = cross_lower_bound(args.delta, args.delta_step, update) if args.clip_cross else None
         cross = cross_objective(ratio, advantage, batch["weight"], args.alpha, lower_bound)
         objective = torch.where(own, objective, cross)
-    if args.beta > 0:
+    # Own rows alone have a reference, and a batch may hold peers' rows alone.
+    if "ref_logps" in batch:
         kl = kl_to_reference(logps, batch["ref_logps"], mask & own[:, None])
         weight = ratio[:, None] if token_log_ratio is None else token_log_ratio.exp()
         penalty = kl * weight if args.use_bias_correction_kl else kl

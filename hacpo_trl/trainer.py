@@ -162,6 +162,9 @@ class HACPOTrainer(MultiPolicyTrainer):
         self.alignment = Alignment()
         self.token_totals: dict[str, float] = defaultdict(float)
         self.completion_log = CompletionLog(args)
+        # Of the last update; empty before the first.
+        self.grad_norms: dict[str, float] = {}
+        self.learning_rates: dict[str, float] = {}
         self._micro_step = 0
         self._seconds: dict[str, float] = defaultdict(float)
         # The step's rows of each learner, in the order of its updates; None between steps.
@@ -464,9 +467,10 @@ class HACPOTrainer(MultiPolicyTrainer):
         batch = collate(moving or rows[:1], agent.tokenizer.pad_token_id, self.accelerators[name].device)
         with self.compute_loss_context_manager():
             logps, entropies, mask = completion_logps(self.engine(name)[1], batch)
-        terms = learner_objective(self.args, batch, logps, mask, update)
-        loss = -terms.objective.sum() if moving else 0.0 * logps.sum()
+        loss = 0.0 * logps.sum()
         if moving:
+            terms = learner_objective(self.args, batch, logps, mask, update)
+            loss = -terms.objective.sum()
             log_objective(self.metrics, name, self.args, batch, terms, mask)
             self.metrics.mean(f"{name}/entropy", entropies.detach()[mask])
             self.metrics.total(f"{name}/tokens/trained", int(batch["attention_mask"].sum()))
@@ -492,8 +496,8 @@ class HACPOTrainer(MultiPolicyTrainer):
                     key = f"{name}/tokens/{kind}"
                     self.token_totals[key] += metrics.get(key, 0.0)
                     metrics[key] = self.token_totals[key]
-                metrics[f"{name}/grad_norm"] = self.grad_norms[name]
-                metrics[f"{name}/learning_rate"] = self.learning_rates[name]
+            metrics |= {f"{name}/grad_norm": norm for name, norm in self.grad_norms.items()}
+            metrics |= {f"{name}/learning_rate": rate for name, rate in self.learning_rates.items()}
             logs.update(metrics)
             self.completion_log.flush(self.state.global_step)
         super().log(logs, start_time)

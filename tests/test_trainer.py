@@ -44,6 +44,16 @@ def test_accumulation_does_not_change_the_updates(tmp_path, order, algorithm):
 
 
 @pytest.mark.parametrize("order", ["mixed", "self_first"])
+def test_a_kl_term_where_a_micro_batch_holds_peers_rows_alone(tmp_path, order):
+    """Rows one by one: a peer's row has no reference, and the update is that of the rows together."""
+    settings = {"minibatch_order": order, "beta": 0.1, **tiny.PLAIN_SGD}
+    whole = trained(tmp_path / "whole", **settings)
+    cut = trained(tmp_path / "cut", per_device_train_batch_size=1, gradient_accumulation_steps=8, **settings)
+    for name in whole.agents:
+        torch.testing.assert_close(tiny.parameters(cut, name), tiny.parameters(whole, name), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", ["mixed", "self_first"])
 def test_permuting_the_agents_permutes_the_results(tmp_path, order):
     names = ["qwen", "llama", "third"]
     settings = {"per_device_train_batch_size": 12, "minibatch_order": order, "max_steps": 4}
@@ -249,6 +259,15 @@ def test_save_model_writes_a_folder_for_each_agent(tmp_path):
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final" / name)
         vector = torch.cat([p.flatten() for p in loaded.parameters()])
         assert torch.equal(vector, tiny.parameters(trainer, name))
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    settings = {"num_train_epochs": 1, "max_steps": -1, "save_strategy": "epoch", "lr_scheduler_type": "constant"}
+    whole = trained(tmp_path / "whole", **settings)
+    resumed = tiny.trainer(tmp_path / "resumed", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    for name in whole.agents:
+        assert torch.equal(tiny.parameters(whole, name), tiny.parameters(resumed, name))
 
 
 def test_resuming_with_other_agents_says_so(tmp_path):
