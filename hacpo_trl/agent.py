@@ -20,7 +20,7 @@ from trl.data_utils import is_conversational
 from trl.trainer.utils import create_model_from_path
 
 from .config import AgentConfig, HACPOConfig
-from .retokenization import completion_text, retokenize
+from .retokenization import decode_completion, retokenize
 from .rollout import LearnerView, Prompt, Rollout
 
 
@@ -83,9 +83,9 @@ class Agent:
         self.name = config.name
         self.policy = policy
         self.tokenizer = tokenizer
-        self.seed = args.seed
+        self._args = args
 
-        if hasattr(policy, "peft_config"):
+        if self.is_adapter:
             from peft.tuners.tuners_utils import BaseTunerLayer
 
             if isinstance(policy.get_output_embeddings(), BaseTunerLayer):
@@ -113,14 +113,20 @@ class Agent:
         self.chat_template_kwargs.setdefault("date_string", TEMPLATE_DATE.strftime("%d %b %Y"))
         self._wants_bos = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
 
-        self.temperature: float = self._setting("temperature", args)
-        self.max_completion_length: int = self._setting("max_completion_length", args)
+        self.temperature: float = self.setting("temperature")
+        self.max_completion_length: int = self.setting("max_completion_length")
         self.generation_config = self._generation_config(args)
         self.max_model_length = self._max_model_length()
 
-    def _setting(self, name: str, args: HACPOConfig) -> Any:
+    def setting(self, name: str) -> Any:
+        """One of the settings that `AgentConfig` shares with `HACPOConfig`: the agent's own, or else the run's."""
         own = getattr(self.config, name)
-        return getattr(args, name) if own is None else own
+        return getattr(self._args, name) if own is None else own
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the agent trains a PEFT adapter instead of all weights."""
+        return hasattr(self.policy, "peft_config")
 
     def _stop_token_ids(self) -> list[int]:
         """Every id that ends an answer: the tokenizer's EOS and all that the model declares, such as an end of
@@ -158,10 +164,10 @@ class Agent:
             "max_new_tokens": self.max_completion_length,
             "do_sample": True,
             "temperature": self.temperature,
-            "top_p": self._setting("top_p", args),
-            "top_k": self._setting("top_k", args),
-            "min_p": self._setting("min_p", args),
-            "repetition_penalty": self._setting("repetition_penalty", args),
+            "top_p": self.setting("top_p"),
+            "top_k": self.setting("top_k"),
+            "min_p": self.setting("min_p"),
+            "repetition_penalty": self.setting("repetition_penalty"),
             "bos_token_id": self.tokenizer.bos_token_id,
             "pad_token_id": self.tokenizer.pad_token_id,
             "eos_token_id": self.stop_token_ids,
@@ -236,7 +242,7 @@ class Agent:
 
     def decode(self, completion_ids: Sequence[int]) -> tuple[str, bool]:
         """The text of this agent's own sampled ids, and whether it stands for them."""
-        return completion_text(self.tokenizer, completion_ids, self.stop_token_ids)
+        return decode_completion(self.tokenizer, completion_ids, self.stop_token_ids)
 
     def view(self, rollouts: Sequence[Rollout], prompt_ids: Sequence[Sequence[int]]) -> list[LearnerView]:
         """What this agent, as a learner, makes of rollouts: its own as sampled, a peer's retokenized.
@@ -288,7 +294,7 @@ class Agent:
 
     def sampling_seed(self, mode: str, step: int, process: int) -> int:
         """The seed of this agent's samples: a stream of its own, the same whatever the other agents are and do."""
-        key = f"{self.seed}/{self.name}/{mode}/{step}/{process}"
+        key = f"{self._args.seed}/{self.name}/{mode}/{step}/{process}"
         return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 

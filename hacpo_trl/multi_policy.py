@@ -34,6 +34,7 @@ from trl.trainer.utils import generate_model_card, get_config_model_id
 
 from .agent import Agent
 from .config import HACPOConfig
+from .deepspeed_plugins import finalize_plugin, plugins_of
 
 
 logger = logging.get_logger(__name__)
@@ -174,8 +175,6 @@ class MultiPolicyTrainer(Trainer):
             # Trainer searches for unused parameters in whatever is no PreTrainedModel, at a price; a policy has none.
             accelerator_args["kwargs_handlers"][0].find_unused_parameters = False
         if (plugin := accelerator_args.get("deepspeed_plugin")) is not None:
-            from .deepspeed_plugins import plugins_of
-
             accelerator_args["deepspeed_plugin"] = plugins_of(plugin, self.agents, self.args)
         self._accelerator_args = accelerator_args
         return accelerator_args
@@ -208,10 +207,6 @@ class MultiPolicyTrainer(Trainer):
             accelerator.free_memory()
         return super()._inner_training_loop(*args, **kwargs)
 
-    def _agent_setting(self, name: str, setting: str) -> Any:
-        own = getattr(self.agents[name].config, setting)
-        return getattr(self.args, setting) if own is None else own
-
     def _warmup_steps(self, name: str, max_steps: int) -> int:
         own = self.agents[name].config.warmup_steps
         if own is None:
@@ -222,17 +217,15 @@ class MultiPolicyTrainer(Trainer):
         optimizers, schedulers = {}, {}
         for name, policy in self.model.policies.items():
             if self.is_deepspeed_enabled:
-                from .deepspeed_plugins import finalize_plugin
-
                 self.accelerator.state.select_deepspeed_plugin(name)
                 plugin = self.accelerator.state.deepspeed_plugin
-                finalize_plugin(plugin, self.args, policy, max_steps, self._agent_setting(name, "max_grad_norm"))
+                finalize_plugin(plugin, self.args, policy, max_steps, self.agents[name].setting("max_grad_norm"))
             self.optimizer = None
             optimizer = self.create_optimizer(policy)
             for group in optimizer.param_groups:
-                group["lr"] = self._agent_setting(name, "learning_rate")
+                group["lr"] = self.agents[name].setting("learning_rate")
             # Trainer puts what decays (no biases, no norms) into the first group.
-            optimizer.param_groups[0]["weight_decay"] = self._agent_setting(name, "weight_decay")
+            optimizer.param_groups[0]["weight_decay"] = self.agents[name].setting("weight_decay")
             self.model.wrapped[name], optimizers[name] = self.accelerators[name].prepare(policy, optimizer)
             if name in self.initial_policies and name not in self.references:
                 initial, accelerator = self.initial_policies[name], self.accelerators[name]
@@ -243,7 +236,7 @@ class MultiPolicyTrainer(Trainer):
                 )
             # Never prepared: Accelerate would step it once for every process.
             schedulers[name] = get_scheduler(
-                self._agent_setting(name, "lr_scheduler_type"),
+                self.agents[name].setting("lr_scheduler_type"),
                 optimizer=optimizers[name],
                 num_warmup_steps=self._warmup_steps(name, max_steps),
                 num_training_steps=max_steps,
@@ -276,7 +269,7 @@ class MultiPolicyTrainer(Trainer):
         """Clips every agent's gradient to its own norm; returns the largest norm before clipping."""
         self.grad_norms = {}
         for name, accelerator in self.accelerators.items():
-            limit = self._agent_setting(name, "max_grad_norm")
+            limit = self.agents[name].setting("max_grad_norm")
             norm = accelerator.clip_grad_norm_(
                 self.model.wrapped[name].parameters(), limit if limit > 0 else torch.inf
             )
@@ -355,16 +348,13 @@ class MultiPolicyTrainer(Trainer):
             if self.is_deepspeed_enabled:
                 # Weights and optimizer together: each process reads its own shards.
                 deepspeed_load_checkpoint(
-                    self.engine(name)[1], str(folder), load_module_strict=not self._is_adapter(name)
+                    self.engine(name)[1], str(folder), load_module_strict=not self.agents[name].is_adapter
                 )
             else:
                 # An optimizer moves what it loads to where its parameters are.
                 optimizer_state = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
                 self.optimizer.optimizers[name].load_state_dict(optimizer_state)
             self.lr_scheduler.schedulers[name].load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
-
-    def _is_adapter(self, name: str) -> bool:
-        return hasattr(self.agents[name].policy, "peft_config")
 
     def _load_best_model(self):
         logger.info(f"Loading the best checkpoint, {self.state.best_model_checkpoint} ({self.state.best_metric}).")
@@ -389,7 +379,6 @@ class MultiPolicyTrainer(Trainer):
             for name in self.agents
         }
         self.hub_model_id = next(iter(self.hub_model_ids.values()))
-        self.push_in_progress = None
         self._pushes = []
 
     def _upload(self, name: str, folder: Path, message: str, **kwargs):

@@ -33,7 +33,7 @@ DROP_REASONS = {
 }
 
 
-def completion_text(
+def decode_completion(
     tokenizer: PreTrainedTokenizerBase, completion_ids: Sequence[int], stop_token_ids: Collection[int]
 ) -> tuple[str, bool]:
     """The text of sampled ids, and whether it stands for them.

@@ -131,9 +131,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         self.micro_batches_per_step = self.plan.updates * args.gradient_accumulation_steps
         # The KL term measures the distance to the initial policy: copied before training or resuming moves it.
         references = {
-            name: reference_of(agent, args)
-            for name, agent in agents.items()
-            if args.beta > 0 and not hasattr(agent.policy, "peft_config")
+            name: reference_of(agent, args) for name, agent in agents.items() if args.beta > 0 and not agent.is_adapter
         }
         for name, reference in references.items():
             prepare_policy(reference.requires_grad_(False), agents[name].temperature)

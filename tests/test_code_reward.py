@@ -246,12 +246,8 @@ def test_files_are_not_written_outside_and_do_not_remain(namespaces, tmp_path, m
     existing = tmp_path / "existing"
     existing.write_text("kept")
     existing.chmod(0o666)
-    places = [
-        str(tmp_path / "new"),
-        "/tmp/hacpo-test-written",
-        "/dev/shm/hacpo-test-written",
-        "/var/tmp/hacpo-test-written",
-    ]
+    shared = [f"{folder}/hacpo-test-written" for folder in ("/tmp", "/dev/shm", "/var/tmp")]
+    places = [str(tmp_path / "new"), *shared]
     code = (
         f"import os\nplaces = {places!r}\nexisting = {str(existing)!r}\n"
         "def attempts():\n    written = []\n    for place in places:\n        try:\n"

@@ -10,7 +10,7 @@ from tiny_agents import run_config, tiny_agent, tiny_policy
 from tokenizers import processors
 
 from hacpo_trl.generation import completion_of
-from hacpo_trl.retokenization import completion_text, retokenize
+from hacpo_trl.retokenization import decode_completion, retokenize
 from hacpo_trl.rollout import Rollout
 
 
@@ -282,12 +282,12 @@ def test_only_the_final_stop_token_is_taken_off():
     tokenizer = qwen_tokenizer()
     (a,), (dot,) = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a", "."))
     # Here the full stop is a stop token.
-    assert completion_text(tokenizer, [dot, a, dot], {dot}) == (".a", True)
-    assert completion_text(tokenizer, [dot, a], {dot}) == (".a", True)
-    assert completion_text(tokenizer, [], {dot}) == ("", True)
+    assert decode_completion(tokenizer, [dot, a, dot], {dot}) == (".a", True)
+    assert decode_completion(tokenizer, [dot, a], {dot}) == (".a", True)
+    assert decode_completion(tokenizer, [], {dot}) == ("", True)
     # Spaces before punctuation are not tidied up.
     spaced = tokenizer("x = 1 , y .", add_special_tokens=False)["input_ids"]
-    assert completion_text(tokenizer, spaced, {dot - 1})[0] == "x = 1 , y ."
+    assert decode_completion(tokenizer, spaced, {dot - 1})[0] == "x = 1 , y ."
 
 
 def test_nothing_to_retokenize():
