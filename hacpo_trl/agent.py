@@ -171,10 +171,20 @@ class Agent:
             "bos_token_id": self.tokenizer.bos_token_id,
             "pad_token_id": self.tokenizer.pad_token_id,
             "eos_token_id": self.stop_token_ids,
-            **(args.generation_kwargs or {}),
-            **(self.config.generation_kwargs or {}),
+            # vLLM takes its own further arguments, by its own names.
+            **({} if args.use_vllm else self.generation_kwargs),
         }
         return GenerationConfig(**kwargs, disable_compile=True)
+
+    @property
+    def generation_kwargs(self) -> dict[str, Any]:
+        """Further arguments of generation, the run's and the agent's."""
+        return {**(self._args.generation_kwargs or {}), **(self.config.generation_kwargs or {})}
+
+    @property
+    def model_name(self) -> str | None:
+        """Id or path that the model was loaded from; None for one that was built in memory."""
+        return self.config.model_name_or_path or getattr(self.policy.config, "_name_or_path", None) or None
 
     def _max_model_length(self) -> int:
         context = getattr(self.policy.config.get_text_config(), "max_position_embeddings", None)

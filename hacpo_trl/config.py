@@ -4,12 +4,14 @@ import difflib
 import json
 import os
 import re
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
 from transformers import TrainingArguments
 from transformers.utils.generic import strtobool
+
+from .vllm_options import validate_vllm
 
 
 Algorithm = Literal["hacpo", "naive", "gspo", "grpo"]
@@ -31,6 +33,8 @@ AGENT_NUMBERS = (
     "top_p",
     "min_p",
     "repetition_penalty",
+    "vllm_server_timeout",
+    "vllm_gpu_memory_utilization",
 )
 
 # Options that only some algorithms read. Setting one in another algorithm is an error, not a silent no-op.
@@ -76,7 +80,7 @@ class AgentConfig:
         min_p: Least probability of a token relative to the most likely one.
         repetition_penalty: 1 penalizes nothing.
         max_completion_length: Longest answer, in this agent's tokens.
-        generation_kwargs: Further arguments of transformers' `GenerationConfig`.
+        generation_kwargs: Further arguments of transformers' `GenerationConfig`, or of vLLM's `SamplingParams`.
         chat_template: A Jinja chat template, the path of a file that holds one, or "plain": the messages' contents,
             one after the other. For tokenizers without a template of their own.
         chat_template_kwargs: Keyword arguments of the chat template, on top of the run's.
@@ -84,6 +88,14 @@ class AgentConfig:
         max_model_length: Longest prompt and answer together that this agent learns from, in its tokens; the model's
             context length if not given.
         hub_model_id: Repository on the Hub that `push_to_hub` pushes this agent to.
+        vllm_server_base_url: Address of this agent's vLLM server, such as `http://localhost:8000`.
+        vllm_group_port: On the trainer's main process, the port at which this agent's server joins to receive weights;
+            51216 and the following ones, in the order of the agents, if not given.
+        vllm_server_timeout: Seconds to wait for this agent's server to be up.
+        vllm_server_devices: Devices that `python -m hacpo_trl.serve` starts this agent's server on: GPUs, or CPU cores
+            on a machine without any, such as "0,1".
+        vllm_server_args: Further arguments of `vllm serve` for it, by their names without dashes in front.
+        vllm_gpu_memory_utilization: Share of a GPU's memory for this agent's colocated engine.
     """
 
     name: str
@@ -108,6 +120,12 @@ class AgentConfig:
     eos_token: str | None = None
     max_model_length: int | None = None
     hub_model_id: str | None = None
+    vllm_server_base_url: str | None = None
+    vllm_group_port: int | None = None
+    vllm_server_timeout: float | None = None
+    vllm_server_devices: str | None = None
+    vllm_server_args: dict[str, Any] | None = None
+    vllm_gpu_memory_utilization: float | None = None
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not AGENT_NAME.fullmatch(self.name):
@@ -242,7 +260,11 @@ class HACPOConfig(TrainingArguments):
     )
     repetition_penalty: float = field(default=1.0, metadata={"help": "1 penalizes nothing."})
     generation_kwargs: dict | str | None = field(
-        default=None, metadata={"help": "Further arguments of transformers' GenerationConfig; they win over the rest."}
+        default=None,
+        metadata={
+            "help": "Further arguments of transformers' GenerationConfig, or of vLLM's SamplingParams; they win over "
+            "the rest."
+        },
     )
     chat_template_kwargs: dict | str | None = field(
         default=None,
@@ -250,6 +272,63 @@ class HACPOConfig(TrainingArguments):
     )
     ds3_gather_for_generation: bool = field(
         default=True, metadata={"help": "Gather ZeRO-3 weights once for a whole generation instead of layer by layer."}
+    )
+
+    # --- vLLM -----------------------------------------------------------------------------------------------------
+    use_vllm: bool = field(default=False, metadata={"help": "Sample with vLLM instead of transformers' generate."})
+    vllm_mode: Literal["colocate", "server"] = field(
+        default="colocate",
+        metadata={
+            "help": "'server': a vLLM server for each agent, at its vllm_server_base_url (`python -m hacpo_trl.serve` "
+            "starts them); 'colocate': an engine for each agent in every training process, on its GPU."
+        },
+    )
+    vllm_server_timeout: float = field(
+        default=240.0, metadata={"help": "Seconds to wait for a server to be up, at the start and after it failed."}
+    )
+    vllm_generation_timeout: float = field(
+        default=1800.0, metadata={"help": "Seconds that a server may take for the answers to one process's prompts."}
+    )
+    vllm_sync_timeout: float = field(
+        default=300.0, metadata={"help": "Seconds that each step of sending weights to a server may take."}
+    )
+    vllm_gpu_memory_utilization: float = field(
+        default=0.3, metadata={"help": "Share of a GPU's memory for each agent's colocated engine."}
+    )
+    vllm_tensor_parallel_size: int = field(
+        default=1, metadata={"help": "Over how many GPUs each colocated engine is spread."}
+    )
+    vllm_enable_sleep_mode: bool = field(
+        default=False,
+        metadata={
+            "help": "Colocated engines give their memory back while another agent samples, and while all train."
+        },
+    )
+    vllm_model_impl: Literal["vllm", "transformers"] = field(
+        default="vllm", metadata={"help": "Whose implementation of the models colocated engines run."}
+    )
+    old_logprobs: Literal["recompute", "sampler"] = field(
+        default="recompute",
+        metadata={
+            "help": "Where log π_old comes from: 'recompute' from the trainer's own forward pass, 'sampler' from "
+            "vLLM, which saves that pass and trusts that both compute alike (watch sampling/logp_difference)."
+        },
+    )
+    vllm_importance_sampling_correction: bool = field(
+        default=False,
+        metadata={"help": "Weigh own rollouts by what the trainer's and vLLM's probabilities differ by, as in TRL."},
+    )
+    vllm_importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        field(
+            default="sequence_mask",
+            metadata={"help": "The ratio of each token or of the whole answer; beyond the bounds cut to them or 0."},
+        )
+    )
+    vllm_importance_sampling_clip_max: float | None = field(
+        default=3.0, metadata={"help": "Upper bound of the correction."}
+    )
+    vllm_importance_sampling_clip_min: float | None = field(
+        default=None, metadata={"help": "Lower bound of the correction."}
     )
 
     # --- Rewards --------------------------------------------------------------------------------------------------
@@ -355,12 +434,13 @@ class HACPOConfig(TrainingArguments):
         if hasattr(self, "activation_checkpointing") and self.activation_checkpointing is None:
             # transformers 5.24 renames the option and warns about the old name, which TRL's users know.
             self.activation_checkpointing = self.gradient_checkpointing
-        self.agents = self._parse_agents(self.agents)
+        self.agents = self.parse_agents(self.agents)
         super().__post_init__()
 
         self._validate_choices()
         self._validate_numbers()
         self._validate_unused_options()
+        validate_vllm(self)
 
         if self.epsilon_high is None and self.epsilon is not None:
             self.epsilon_high = self.epsilon
@@ -386,7 +466,8 @@ class HACPOConfig(TrainingArguments):
         self.ddp_backend = self.ddp_backend or "gloo"
 
     @staticmethod
-    def _parse_agents(agents: Any) -> list[AgentConfig] | None:
+    def parse_agents(agents: Any) -> list[AgentConfig] | None:
+        """Agents as a recipe or the command line gives them; see `agents`."""
         if agents is None:
             return None
         if isinstance(agents, str):
@@ -450,9 +531,7 @@ class HACPOConfig(TrainingArguments):
 
     def _validate_unused_options(self):
         for name, algorithms in OPTIONS_OF.items():
-            default = next(f.default for f in fields(type(self)) if f.name == name)
-            assert default is not MISSING
-            if self.algorithm not in algorithms and getattr(self, name) != default:
+            if self.algorithm not in algorithms and getattr(self, name) != self.default_of(name):
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} has no effect with algorithm='{self.algorithm}'. Leave it out; "
                     f"it belongs to {' and '.join(algorithms)}."
@@ -473,6 +552,10 @@ class HACPOConfig(TrainingArguments):
             )
         if self.num_completions_to_print is not None and not self.log_completions:
             raise ValueError("num_completions_to_print has no effect without log_completions=True.")
+
+    def default_of(self, name: str) -> Any:
+        """The default of one of the options."""
+        return next(f.default for f in fields(type(self)) if f.name == name)
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments as plain data, for loggers and JSON."""

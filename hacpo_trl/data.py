@@ -84,6 +84,8 @@ class LearnerRow:
         old_num_tokens: The number of tokens that sum runs over.
         old_logps: `(T,)`, the terms of that sum, for token-level ratios.
         ref_logps: `(T,)`, log-probabilities under the initial policy, for the KL term.
+        sampler_weights: `(T,)`, what the objective of each token is weighed by where the trainer's probabilities are
+            not the sampler's (`vllm_importance_sampling_correction`).
     """
 
     source: str
@@ -100,6 +102,7 @@ class LearnerRow:
     old_num_tokens: int
     old_logps: torch.Tensor | None = None
     ref_logps: torch.Tensor | None = None
+    sampler_weights: torch.Tensor | None = None
 
     @property
     def moves_policy(self) -> bool:
@@ -154,14 +157,15 @@ def collate(rows: Sequence[LearnerRow], pad_token_id: int, device: torch.device)
     """Rows as tensors.
 
     Returns:
-        What `pad_sequences` returns; `old_logps` and `ref_logps`, `(R, L - 1)`, where the rows have them, aligned with
-        the predictions of `labels[:, 1:]`; and `(R,)` tensors of the rows' numbers and flags.
+        What `pad_sequences` returns; `old_logps` and `ref_logps` (0 where a row has none) and `sampler_weights` (1),
+        `(R, L - 1)`, if any row has them, aligned with the predictions of `labels[:, 1:]`; and `(R,)` tensors of the
+        rows' numbers and flags.
     """
     batch = pad_sequences([row.prompt_ids for row in rows], [row.completion_ids for row in rows], pad_token_id)
     predicted = batch["labels"][:, 1:] != -100
-    for name in ("old_logps", "ref_logps"):
+    for name, missing in (("old_logps", 0.0), ("ref_logps", 0.0), ("sampler_weights", 1.0)):
         if any(getattr(row, name) is not None for row in rows):
-            batch[name] = torch.zeros(predicted.shape)
+            batch[name] = torch.full(predicted.shape, missing)
             for padded, mask, row in zip(batch[name], predicted, rows, strict=True):
                 if getattr(row, name) is not None:
                     padded[mask] = getattr(row, name)

@@ -29,10 +29,12 @@ class Completion:
     Attributes:
         ids: The sampled token ids, the stop token included.
         finish_reason: `"stop"` when a stop token ended it, `"length"` when it was cut.
+        logps: The log-probability of each token in nats, at the sampling temperature, where the sampler gives it.
     """
 
     ids: tuple[int, ...]
     finish_reason: Literal["stop", "length"]
+    logps: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,23 @@ class GenerationRequest:
 class GenerationBackend(Protocol):
     """Anything that samples for the agents of this process."""
 
+    def sync_weights(self):
+        """Called before each generation: brings the agents' weights to where samples are drawn. Collective."""
+        ...
+
     def generate(self, requests: Mapping[str, GenerationRequest]) -> dict[str, list[Completion]]:
         """For each agent its answers, prompt by prompt, `num_generations` in a row."""
         ...
 
 
-def completion_of(ids: Sequence[int], stop_token_ids: Sequence[int]) -> Completion:
+def completion_of(
+    ids: Sequence[int], stop_token_ids: Sequence[int], logps: Sequence[float] | None = None
+) -> Completion:
     """Cuts padding off: an answer ends with its first stop token, if it has one."""
-    for position, token_id in enumerate(ids):
-        if token_id in stop_token_ids:
-            return Completion(tuple(ids[: position + 1]), "stop")
-    return Completion(tuple(ids), "length")
+    end = next((position + 1 for position, token_id in enumerate(ids) if token_id in stop_token_ids), None)
+    return Completion(
+        tuple(ids[:end]), "length" if end is None else "stop", None if logps is None else tuple(logps[:end])
+    )
 
 
 @contextlib.contextmanager
@@ -91,6 +99,9 @@ class TransformersGeneration:
         self.agents = agents
         self.engines = engines
         self.gather_deepspeed3_params = gather_deepspeed3_params
+
+    def sync_weights(self):
+        """Nothing to do: the policies themselves sample."""
 
     @torch.no_grad()
     def generate(self, requests: Mapping[str, GenerationRequest]) -> dict[str, list[Completion]]:

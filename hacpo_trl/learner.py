@@ -16,6 +16,7 @@ from .objective import (
     kl_to_reference,
     own_objective,
     sequence_log_ratio,
+    token_mean,
     token_objective,
 )
 
@@ -60,9 +61,13 @@ def learner_objective(
     token_log_ratio = kl = lower_bound = None
     if args.algorithm == "grpo":
         token_log_ratio = torch.where(mask, logps - batch["old_logps"], 0).clamp(max=MAX_LOG_RATIO)
-        objective = token_objective(token_log_ratio.exp(), mask, advantage, args.epsilon, args.epsilon_high)
+        objective = token_objective(
+            token_log_ratio.exp(), mask, advantage, args.epsilon, args.epsilon_high, batch.get("sampler_weights")
+        )
     else:
         objective = own_objective(ratio, advantage, args.epsilon, args.epsilon_high)
+        if "sampler_weights" in batch:
+            objective = objective * token_mean(batch["sampler_weights"], mask)
     if args.algorithm == "hacpo":
         lower_bound = cross_lower_bound(args.delta, args.delta_step, update) if args.clip_cross else None
         cross = cross_objective(ratio, advantage, batch["weight"], args.alpha, lower_bound)
@@ -108,6 +113,14 @@ def log_objective(
     metrics.mean(f"{learner}/clip_ratio/cross_above", above[of_cross])
     if terms.kl is not None:
         metrics.mean(f"{learner}/kl", terms.kl[mask & own[:, None]])
+
+
+@torch.no_grad()
+def log_sampler_difference(metrics: Metrics, learner: str, logps: torch.Tensor, sampler_logps: torch.Tensor):
+    """Logs by how much the trainer and the sampler differ in the log-probabilities of the same tokens, `(T,)` each."""
+    difference = (logps - sampler_logps).abs()
+    metrics.mean(f"{learner}/sampling/logp_difference/mean", difference)
+    metrics.maximum(f"{learner}/sampling/logp_difference/max", difference)
 
 
 class Alignment:

@@ -148,6 +148,7 @@ class MultiPolicyTrainer(Trainer):
         self.agents = dict(agents)
         self.initial_policies = dict(initial_policies)
         self.references: dict[str, nn.Module] = {}
+        self._weight_loads = 0
         super().__init__(model=PolicyPool({n: a.policy for n, a in self.agents.items()}), args=args, **kwargs)
         self._check_launch()
 
@@ -201,6 +202,11 @@ class MultiPolicyTrainer(Trainer):
                     "evaluate the initial policies."
                 )
         return self.accelerators[name], self.model.wrapped.get(name, self.model.policies[name])
+
+    @property
+    def weights_version(self) -> tuple[int, int]:
+        """Changes whenever the policies' weights do: how often they were loaded, and the updates made."""
+        return self._weight_loads, self.state.global_step
 
     def _inner_training_loop(self, *args, **kwargs):
         for accelerator in list(self.accelerators.values())[1:]:
@@ -324,6 +330,7 @@ class MultiPolicyTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
         """Loads every agent's weights from its folder."""
+        self._weight_loads += 1
         for name, policy in self.model.policies.items():
             folder = os.path.join(resume_from_checkpoint, name)
             if not os.path.isdir(folder):
@@ -343,6 +350,7 @@ class MultiPolicyTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None):
         if checkpoint is None:
             return
+        self._weight_loads += 1
         for name in self.agents:
             folder = Path(checkpoint) / name
             if self.is_deepspeed_enabled:

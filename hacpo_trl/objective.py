@@ -71,8 +71,18 @@ def own_objective(ratio: torch.Tensor, advantages: torch.Tensor, epsilon: float,
     return torch.min(ratio * advantages, clipped * advantages)
 
 
+def token_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mean over each rollout's tokens, `(R,)`, of values and mask `(R, T)`."""
+    return torch.where(mask, values, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
 def token_objective(
-    ratio: torch.Tensor, mask: torch.Tensor, advantages: torch.Tensor, epsilon: float, epsilon_high: float
+    ratio: torch.Tensor,
+    mask: torch.Tensor,
+    advantages: torch.Tensor,
+    epsilon: float,
+    epsilon_high: float,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """GRPO's objective (arXiv 2402.03300): the clipped surrogate of each token's ratio, averaged over a rollout's
     tokens.
@@ -83,12 +93,46 @@ def token_objective(
         advantages: `(R,)`.
         epsilon: Clip range below 1.
         epsilon_high: Clip range above 1.
+        weights: `(R, T)`, weighs each token's term; see `sampler_weights`.
 
     Returns:
         `(R,)`.
     """
     objective = own_objective(ratio, advantages[:, None], epsilon, epsilon_high)
-    return torch.where(mask, objective, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+    return token_mean(objective if weights is None else objective * weights, mask)
+
+
+def sampler_weights(
+    logps: torch.Tensor, sampler_logps: torch.Tensor, mode: str, low: float | None, high: float | None
+) -> torch.Tensor:
+    """What corrects for a sampler whose probabilities are not the trainer's: importance ratios, kept within bounds.
+
+    As `GRPOTrainer` does it (`vllm_importance_sampling_mode`; the idea is in Yao et al., "Your
+    efficient RL framework secretly brings you off-policy RL training", 2025).
+
+    Args:
+        logps: `(T,)`, log-probabilities of one answer's tokens in nats, from the trainer.
+        sampler_logps: `(T,)`, from the sampler.
+        mode: `"token_..."` takes the ratio of each token, `"sequence_..."` that of the whole answer for all of its
+            tokens; `"..._truncate"` cuts ratios beyond a bound to it, `"..._mask"` makes them 0.
+        low: Lower bound, None for none.
+        high: Upper bound, None for none.
+
+    Returns:
+        `(T,)`.
+    """
+    difference = logps - sampler_logps
+    if mode.startswith("sequence"):
+        difference = difference.sum().expand_as(difference)
+    ratio = difference.exp()
+    if mode.endswith("truncate"):
+        return ratio.clamp(low, high)
+    beyond = torch.zeros_like(ratio, dtype=torch.bool)
+    if low is not None:
+        beyond |= ratio < low
+    if high is not None:
+        beyond |= ratio > high
+    return ratio.masked_fill(beyond, 0.0)
 
 
 def cross_lower_bound(delta: float, delta_step: float, update: int) -> float:

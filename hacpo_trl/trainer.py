@@ -51,9 +51,10 @@ from .generation import (
     TransformersGeneration,
     log_completions,
 )
-from .learner import Alignment, learner_objective, log_objective
+from .learner import Alignment, learner_objective, log_objective, log_sampler_difference
 from .metrics import Metrics
 from .multi_policy import MultiPolicyTrainer
+from .objective import sampler_weights
 from .rollout import LearnerView, Rollout
 from .scoring import completion_logps, prepare_policy, score
 from .verification import RewardFunction, Verdicts, Verifier, check_datasets, log_evaluation, log_verdicts
@@ -93,7 +94,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         peft_configs: For each agent by name a `peft.PeftConfig`; it then trains an adapter. Agents may be left out.
         reward_processing_classes: The tokenizers of reward models, one for each of `reward_funcs` (None for
             functions).
-        generation_backend: Samples in place of transformers' `generate`.
+        generation_backend: Samples in place of transformers' `generate` or of vLLM.
     """
 
     def __init__(
@@ -113,6 +114,8 @@ class HACPOTrainer(MultiPolicyTrainer):
             raise ValueError("HACPOTrainer needs args, a HACPOConfig.")
         if reward_funcs is None:
             raise ValueError("HACPOTrainer needs reward_funcs, at least one reward function.")
+        if generation_backend is not None and args.use_vllm:
+            raise ValueError("use_vllm=True has no effect beside a generation_backend. Leave one of them out.")
         self.verifier = Verifier(reward_funcs, args.reward_weights, reward_processing_classes)
         check_datasets(train_dataset, eval_dataset)
         agents = build_agents(models, args, processing_classes or {}, peft_configs or {})
@@ -152,9 +155,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(RewardTableCallback(list(self.agents)))
 
-        self.generation = generation_backend or TransformersGeneration(
-            self.agents, self.engine, args.ds3_gather_for_generation
-        )
+        self.generation = generation_backend or self._generation_backend()
         self.capability = CapabilityWindow(list(self.agents), args.capability_window)
         self.metrics = Metrics()
         self.alignment = Alignment()
@@ -167,6 +168,16 @@ class HACPOTrainer(MultiPolicyTrainer):
         self._seconds: dict[str, float] = defaultdict(float)
         # The step's rows of each learner, in the order of its updates; None between steps.
         self._rows: dict[str, list[LearnerRow]] | None = None
+
+    def _generation_backend(self) -> GenerationBackend:
+        if not self.args.use_vllm:
+            return TransformersGeneration(self.agents, self.engine, self.args.ds3_gather_for_generation)
+        # Imported here: colocated engines need vLLM, and servers requests.
+        if self.args.vllm_mode == "server":
+            from .vllm_servers.generation import VLLMServerGeneration as Backend
+        else:
+            from .vllm_colocate import VLLMColocateGeneration as Backend
+        return Backend(self.agents, self.engine, self.args, lambda: self.weights_version)
 
     # ---- data -------------------------------------------------------------------------------------------------------
     def get_train_dataloader(self):
@@ -213,6 +224,8 @@ class HACPOTrainer(MultiPolicyTrainer):
 
     def _collect_rows(self, examples: list[dict[str, Any]]) -> dict[str, list[LearnerRow]]:
         """Sampling, verification and exchange: what each learner will train on."""
+        with self._phase("sync"):
+            self.generation.sync_weights()
         with self._phase("generate"):
             prompt_ids = {name: agent.render([e["prompt"] for e in examples]) for name, agent in self.agents.items()}
             step = self.state.global_step // self.plan.updates
@@ -249,7 +262,7 @@ class HACPOTrainer(MultiPolicyTrainer):
             }
         with self._phase("score"):
             for learner, of_learner in rows.items():
-                self._add_log_probabilities(learner, of_learner, own_logps[learner])
+                self._add_log_probabilities(learner, of_learner, own_logps[learner], completions[learner])
         for name in self.agents:
             self.completion_log.add(name, rollouts[name], rewards[name], self.verifier.names, advantages[name][name])
         order, num_generations = self.args.minibatch_order, self.args.num_generations
@@ -320,8 +333,15 @@ class HACPOTrainer(MultiPolicyTrainer):
 
     def _score_own(self, name: str, prompt_ids: list[list[int]], completions: list[Completion]) -> list[torch.Tensor]:
         """log π_old of an agent's own answers, token by token."""
+        sampled = [None if completion.logps is None else torch.tensor(completion.logps) for completion in completions]
+        if self.args.old_logprobs == "sampler":
+            return sampled
         prompts = [ids for ids in prompt_ids for _ in range(self.args.num_generations)]
-        return self._score(name, self.engine(name)[1], prompts, [completion.ids for completion in completions])
+        scored = self._score(name, self.engine(name)[1], prompts, [completion.ids for completion in completions])
+        for of_sampler, of_trainer in zip(sampled, scored, strict=True):
+            if of_sampler is not None:
+                log_sampler_difference(self.metrics, name, of_trainer, of_sampler)
+        return scored
 
     def _score(self, name: str, model, prompt_ids, completion_ids) -> list[torch.Tensor]:
         self.metrics.total(f"{name}/tokens/scored", sum(map(len, prompt_ids)) + sum(map(len, completion_ids)))
@@ -416,12 +436,28 @@ class HACPOTrainer(MultiPolicyTrainer):
             old_num_tokens=rollout.num_tokens,
         )
 
-    def _add_log_probabilities(self, learner: str, rows: dict[str, list[LearnerRow]], own_logps: list[torch.Tensor]):
+    def _add_log_probabilities(
+        self,
+        learner: str,
+        rows: dict[str, list[LearnerRow]],
+        own_logps: list[torch.Tensor],
+        completions: list[Completion],
+    ):
         """What some settings want beside the sources' sums: of each token, of the learner, of a reference."""
         _, policy = self.engine(learner)
-        if self.args.algorithm == "grpo":
+        if self.args.algorithm == "grpo" or self.args.old_logprobs == "sampler":
             for row, logps in zip(rows[learner], own_logps, strict=True):
                 row.old_logps = logps
+        if self.args.vllm_importance_sampling_correction:
+            for row, logps, completion in zip(rows[learner], own_logps, completions, strict=True):
+                row.sampler_weights = sampler_weights(
+                    logps,
+                    torch.tensor(completion.logps),
+                    self.args.vllm_importance_sampling_mode,
+                    self.args.vllm_importance_sampling_clip_min,
+                    self.args.vllm_importance_sampling_clip_max,
+                )
+                self.metrics.summary(f"{learner}/sampling/importance_sampling_ratio", row.sampler_weights)
         if self.args.algorithm == "naive" and self.args.naive_old_logprobs == "learner":
             peers = [row for source, of_source in rows.items() if source != learner for row in of_source]
             scores = self._score(learner, policy, [r.prompt_ids for r in peers], [r.completion_ids for r in peers])
@@ -470,6 +506,10 @@ class HACPOTrainer(MultiPolicyTrainer):
             terms = learner_objective(self.args, batch, logps, mask, update)
             loss = -terms.objective.sum()
             log_objective(self.metrics, name, self.args, batch, terms, mask)
+            if self.args.old_logprobs == "sampler" and update == 0 and "old_logps" in batch:
+                # Before the step's first update the policy is still the one that sampled.
+                own = mask & batch["is_own"][:, None]
+                log_sampler_difference(self.metrics, name, logps.detach()[own], batch["old_logps"][own])
             self.metrics.mean(f"{name}/entropy", entropies.detach()[mask])
             self.metrics.total(f"{name}/tokens/trained", int(batch["attention_mask"].sum()))
             if self.args.algorithm == "hacpo":
@@ -526,6 +566,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         start_time = time.time()
         training = self.model.training
         self.model.eval()
+        self.generation.sync_weights()
         metrics = Metrics()
         num_generations, processes = self.args.num_generations_eval, self.accelerator.num_processes
         # Every process takes as many prompts as the others; those beyond the end repeat the last, and do not count.

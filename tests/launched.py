@@ -2,13 +2,18 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
 import tiny
 import torch
 from accelerate import PartialState
+from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+from trl.distributed import DistributedBackend
 
+from hacpo_trl import HACPOTrainer
 from hacpo_trl.miniature import conv_dataset
 
 
@@ -113,7 +118,79 @@ def reward_model(folder: Path):
         (folder / "reward_model.json").write_text(json.dumps(trainer.state.log_history))
 
 
+def vllm_trainer(output_dir: Path, folder: Path, **settings):
+    """A trainer whose agents have the servers that the test has started."""
+    agents = json.loads((folder / "agents.json").read_text())
+    return HACPOTrainer(
+        None,
+        tiny.partial_reward,
+        tiny.config(
+            output_dir,
+            agents=agents,
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_timeout=10,
+            vllm_sync_timeout=60,
+            max_completion_length=12,
+            temperature=0.7,
+            learning_rate=1e-2,
+            lr_scheduler_type="constant",
+            **{"per_device_train_batch_size": 4, **settings},
+        ),
+        conv_dataset("train", 16),
+    )
+
+
+def vllm(folder: Path):
+    """Three steps of one update, sampled by servers; with log-probabilities of the trainer and of the servers."""
+    moved = {}
+    for mode in ("recompute", "sampler"):
+        # One update a step holds all rollouts, so that both modes see every step's own ones before any update.
+        trainer = vllm_trainer(folder / mode, folder, old_logprobs=mode, gradient_accumulation_steps=3)
+        before = {name: whole(trainer, name) for name in trainer.agents}
+        trainer.train()
+        for name in trainer.agents:
+            moved[f"{mode}/{name}"] = float((whole(trainer, name) - before[name]).abs().max())
+        if trainer.is_world_process_zero():
+            (folder / f"{mode}.json").write_text(json.dumps(trainer.state.log_history))
+    if PartialState().is_main_process:
+        (folder / "moved.json").write_text(json.dumps(moved))
+
+
+def whole(trainer, name: str) -> torch.Tensor:
+    """What one agent trains, gathered."""
+    accelerator, _ = trainer.engine(name) if trainer.model.wrapped else (trainer.accelerators[name], None)
+    parameters = [p for p in trainer.agents[name].policy.parameters() if p.requires_grad]
+    with DistributedBackend(accelerator).gather_params(parameters):
+        return torch.cat([parameter.detach().flatten().float().clone() for parameter in parameters])
+
+
+class KillServer(TrainerCallback):
+    """Kills a server after some update, from the main process."""
+
+    def __init__(self, process_group: int, after: int):
+        self.process_group, self.after = process_group, after
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.after and state.is_world_process_zero:
+            os.killpg(self.process_group, signal.SIGKILL)
+
+
+def vllm_resume(folder: Path):
+    """Four updates with a checkpoint after the second; the server is killed after the third if the test says so."""
+    trainer = vllm_trainer(
+        folder / "run", folder, gradient_accumulation_steps=2, max_steps=4, save_strategy="steps", save_steps=2
+    )
+    kill = folder / "kill.json"
+    if kill.exists():
+        trainer.add_callback(KillServer(**json.loads(kill.read_text())))
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder / "run") if (folder / "run").exists() else None)
+    if trainer.is_world_process_zero():
+        (folder / "done.json").write_text(json.dumps(trainer.state.log_history))
+
+
 if __name__ == "__main__":
-    {f.__name__: f for f in (updates, dropped, resume, evaluate, reward_model)}[sys.argv[1]](Path(sys.argv[2]))
+    scenarios = (updates, dropped, resume, evaluate, reward_model, vllm, vllm_resume)
+    {f.__name__: f for f in scenarios}[sys.argv[1]](Path(sys.argv[2]))
     PartialState().wait_for_everyone()
     PartialState().destroy_process_group()

@@ -11,6 +11,7 @@ from hacpo_trl.objective import (
     cross_objective,
     kl_to_reference,
     own_objective,
+    sampler_weights,
     sequence_log_ratio,
     token_objective,
 )
@@ -101,6 +102,27 @@ def test_own_objective_on_both_sides_and_signs(ratio, advantage, objective, grad
 def test_own_objective_gradcheck():
     s, advantages = t(0.8, 1.1, 1.3, 0.7, 1.3, grad=True), t(1.0, -1.0, 0.5, -2.0, -1.0)
     assert torch.autograd.gradcheck(lambda s: own_objective(s, advantages, 0.1, 0.2), s)
+
+
+@pytest.mark.parametrize(
+    ("mode", "low", "high", "weights"),
+    [
+        # Ratios of the tokens: 2, 1/2, 4; of the answer: 4.
+        ("token_truncate", None, 3.0, [2, 0.5, 3]),
+        ("token_truncate", 1.0, 3.0, [2, 1, 3]),
+        ("token_mask", None, 3.0, [2, 0.5, 0]),
+        ("token_mask", 1.0, None, [2, 0, 4]),
+        ("sequence_truncate", None, 3.0, [3, 3, 3]),
+        ("sequence_truncate", 5.0, None, [5, 5, 5]),
+        ("sequence_mask", None, 3.0, [0, 0, 0]),
+        ("sequence_mask", None, 5.0, [4, 4, 4]),
+        ("sequence_mask", 4.5, None, [0, 0, 0]),
+    ],
+)
+def test_sampler_weights_by_hand(mode, low, high, weights):
+    logps = torch.tensor([-1.0, -1.0, -1.0])
+    sampler_logps = logps - torch.tensor([2.0, 0.5, 4.0]).log()
+    torch.testing.assert_close(sampler_weights(logps, sampler_logps, mode, low, high), torch.tensor(weights).float())
 
 
 def test_gspos_clip_range_by_default():

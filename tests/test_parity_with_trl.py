@@ -1,5 +1,7 @@
 """With one agent, HACPO is TRL's GRPOTrainer at sequence level, and `algorithm="grpo"` is it at token level."""
 
+from unittest import mock
+
 import pytest
 import tiny
 import torch
@@ -38,7 +40,7 @@ def trl_run(tmp_path, monkeypatch, model, script, prompts, **kwargs):
         return {
             "prompt_ids": [tokenizer(prompt).input_ids for prompt in prompts],
             "completion_ids": [list(answer.ids) for answer in answers],
-            "logprobs": None,
+            "logprobs": [list(answer.logps) for answer in answers] if script.with_logps else None,
         }
 
     trainer = GRPOTrainer(
@@ -49,6 +51,10 @@ def trl_run(tmp_path, monkeypatch, model, script, prompts, **kwargs):
         processing_class=tiny.tokenizer("qwen"),
         rollout_func=scripted_rollouts,
     )
+    if script.with_logps:
+        # As if vLLM had sampled.
+        trainer.use_vllm, trainer.vllm_mode, trainer.vllm_generation = True, "server", mock.Mock()
+        trainer._last_loaded_step = 0
     trainer.train()
     return trainer
 
@@ -110,6 +116,63 @@ def test_three_updates_equal_grpo_trainer(tmp_path, monkeypatch, level, updates_
     if updates_per_step == 3 and level == "sequence":
         # The comparison would say little about clipping if nothing were clipped.
         assert any(log["qwen/clip_ratio/own_low"] + log["qwen/clip_ratio/own_high"] > 0.1 for log in our_logs)
+    their_parameters = torch.cat([p.detach().flatten() for p in theirs.model.parameters()])
+    after = tiny.parameters(ours, "qwen")
+    assert (after - before).abs().max() > 1e-3
+    torch.testing.assert_close(after, their_parameters, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize("level", ["sequence", "token"])
+def test_the_correction_for_the_sampler_equals_grpo_trainers(tmp_path, monkeypatch, level, mode):
+    """Loss, parameters and logged differences, with a sampler whose probabilities are not the trainer's."""
+    tiny.policy("qwen").save_pretrained(tmp_path / "policy")
+    load = type(tiny.policy("qwen")).from_pretrained
+    prompts = conv_dataset("train", UPDATES * PROMPTS)
+    script = tiny.ScriptedGeneration(["qwen"], with_logps=True)
+    correction = {
+        "vllm_importance_sampling_mode": mode,
+        "vllm_importance_sampling_clip_max": 1.2,
+        "vllm_importance_sampling_clip_min": 0.6,
+    }
+    theirs = trl_run(
+        tmp_path,
+        monkeypatch,
+        load(tmp_path / "policy"),
+        script,
+        prompts,
+        per_device_train_batch_size=PROMPTS * GENERATIONS,
+        importance_sampling_level=level,
+        vllm_importance_sampling_correction=True,
+        **correction,
+    )
+    settings = {k: v for k, v in SETTINGS.items() if k not in ("bf16", "gradient_checkpointing", "use_cpu")}
+    ours = tiny.trainer(
+        tmp_path / "ours",
+        names=["qwen"],
+        prompts=prompts,
+        generation=script,
+        models={"qwen": load(tmp_path / "policy")},
+        algorithm="hacpo" if level == "sequence" else "grpo",
+        prompts_per_step=PROMPTS,
+        per_device_train_batch_size=PROMPTS * GENERATIONS,
+        **settings,
+    )
+    # Set afterwards: the options ask for use_vllm, which a scripted sampler is not.
+    ours.args.vllm_importance_sampling_correction = True
+    for name, value in correction.items():
+        setattr(ours.args, name, value)
+    before = tiny.parameters(ours, "qwen").clone()
+    ours.train()
+    for their, our in zip(theirs.state.log_history[:UPDATES], ours.state.log_history[:UPDATES], strict=True):
+        assert our["loss"] == pytest.approx(their["loss"], abs=1e-5)
+        for ours_name, theirs_name in (
+            ("logp_difference/mean", "sampling_logp_difference/mean"),
+            ("logp_difference/max", "sampling_logp_difference/max"),
+            ("importance_sampling_ratio/max", "importance_sampling_ratio/max"),
+            ("importance_sampling_ratio/min", "importance_sampling_ratio/min"),
+        ):
+            assert our[f"qwen/sampling/{ours_name}"] == pytest.approx(their[f"sampling/{theirs_name}"], abs=1e-4)
     their_parameters = torch.cat([p.detach().flatten() for p in theirs.model.parameters()])
     after = tiny.parameters(ours, "qwen")
     assert (after - before).abs().max() > 1e-3

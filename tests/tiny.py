@@ -39,11 +39,13 @@ class ScriptedGeneration:
         cut: For these agents every answer is one byte of a longer character, which has no text, on the prompts that
             `where` holds for.
         where: Tells from the prompt's text.
+        with_logps: Whether answers carry log-probabilities, as a sampler of its own gives them: about those of an
+            untrained policy.
     """
 
-    def __init__(self, agents, cut=(), where=lambda prompt: True):
+    def __init__(self, agents, cut=(), where=lambda prompt: True, with_logps=False):
         self.tokenizers = {name: tokenizer(name) for name in agents}
-        self.cut, self.where = cut, where
+        self.cut, self.where, self.with_logps = cut, where, with_logps
 
     def answer(self, name: str, prompt: str, number: int) -> Completion:
         rng = random.Random(f"{name} {prompt} {number}")
@@ -51,9 +53,14 @@ class ScriptedGeneration:
         if name in self.cut and self.where(prompt):
             return Completion((tok("é").input_ids[0],), "length")
         ids = tok(",".join(str(rng.randrange(10)) for _ in range(rng.randrange(1, 4)))).input_ids
-        if rng.random() < 0.2:
-            return Completion(tuple(ids), "length")
-        return Completion((*ids, tok.eos_token_id), "stop")
+        finish_reason = "length" if rng.random() < 0.2 else "stop"
+        if finish_reason == "stop":
+            ids = [*ids, tok.eos_token_id]
+        logps = tuple(rng.gauss(-5.6, 0.3) for _ in ids) if self.with_logps else None
+        return Completion(tuple(ids), finish_reason, logps)
+
+    def sync_weights(self):
+        pass
 
     def generate(self, requests: Mapping[str, GenerationRequest]) -> dict[str, list[Completion]]:
         return {
