@@ -8,8 +8,22 @@ from pathlib import Path
 import tiny
 import torch
 from accelerate import PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
 
 from hacpo_trl.miniature import conv_dataset
+
+
+def allow_fsdp_on_cpus():
+    """Accelerate looks for FSDP's settings on GPUs only, though torch shards on CPUs as well."""
+    initialize = AcceleratorState.__init__
+
+    def initialize_like_gpus(self, *args, **kwargs):
+        if PartialState._shared_state["distributed_type"] == DistributedType.MULTI_CPU:
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        initialize(self, *args, **kwargs)
+
+    AcceleratorState.__init__ = initialize_like_gpus
 
 
 def save(trainer, path: Path):
@@ -18,7 +32,7 @@ def save(trainer, path: Path):
     for name in trainer.agents:
         accelerator, wrapped = trainer.engine(name)
         gathered = accelerator.get_state_dict(wrapped)
-        if not trainer.is_deepspeed_enabled:
+        if not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
             # Every process has all parameters: the same ones.
             everywhere = accelerator.gather(tiny.parameters(trainer, name)[None])
             assert torch.equal(everywhere[0], everywhere[-1]), f"agent {name} differs between processes"
@@ -114,6 +128,8 @@ def reward_model(folder: Path):
 
 
 if __name__ == "__main__":
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        allow_fsdp_on_cpus()
     {f.__name__: f for f in (updates, dropped, resume, evaluate, reward_model)}[sys.argv[1]](Path(sys.argv[2]))
     PartialState().wait_for_everyone()
     PartialState().destroy_process_group()

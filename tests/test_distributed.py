@@ -17,6 +17,7 @@ from hacpo_trl.miniature import conv_dataset
 # Plain DDP in every run of the tests; DeepSpeed in `make test-distributed`.
 BACKENDS = [
     pytest.param("cpu_2proc", marks=pytest.mark.distributed, id="ddp"),
+    pytest.param("fsdp2_cpu", marks=pytest.mark.distributed, id="fsdp2"),
     *(pytest.param(f"{stage}_cpu", marks=pytest.mark.deepspeed, id=stage) for stage in ("zero2", "zero3")),
 ]
 
