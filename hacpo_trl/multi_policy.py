@@ -10,10 +10,11 @@ A checkpoint holds a folder for each agent that loads with `from_pretrained`:
     checkpoint-40/
     ├── qwen/    config.json, model.safetensors, tokenizer files, hacpo_agent.json, README.md, optimizer.pt, ...
     ├── llama/   the same
-    └── trainer_state.json, rng_state.pth, training_args.bin
+    └── trainer_state.json, launch.json, rng_state.pth, training_args.bin
 """
 
 import contextlib
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -55,7 +56,14 @@ PAPER = {
     ),
 }
 # Files that only a resumed run needs; they do not belong into a model repository.
-RESUME_ONLY = [OPTIMIZER_NAME, SCHEDULER_NAME, "global_step*", "latest", "zero_to_fp32.py", "*_states.pt"]
+RESUME_ONLY = [
+    *(OPTIMIZER_NAME, SCHEDULER_NAME),
+    *("global_step*", "latest", "zero_to_fp32.py", "*_states.pt"),
+    *("optimizer_0*", "optimizer.bin", "pytorch_model_fsdp*"),
+]
+
+# In a checkpoint: how the run that saved it was launched.
+LAUNCH_STATE = "launch.json"
 
 
 class PolicyPool(nn.Module):
@@ -184,6 +192,13 @@ class MultiPolicyTrainer(Trainer):
                 "`accelerate launch`, or make one GPU visible with CUDA_VISIBLE_DEVICES."
             )
 
+    @property
+    def backend(self) -> str:
+        """How policies and optimizer states are dealt to processes. Under DDP, and on one process, each has all."""
+        if self.is_deepspeed_enabled:
+            return f"ZeRO-{self.accelerator.state.deepspeed_plugin.zero_stage}"
+        return "FSDP2" if self.is_fsdp_enabled else "DDP"
+
     # ---- accelerators -----------------------------------------------------------------------------------------------
     def _build_accelerator_args(self, **kwargs) -> dict[str, Any]:
         accelerator_args = super()._build_accelerator_args(**kwargs)
@@ -240,6 +255,8 @@ class MultiPolicyTrainer(Trainer):
         return accelerator.prepare_model(initial, evaluation_mode=True)
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
+        if resume_from_checkpoint is not None:
+            self.check_checkpoint(resume_from_checkpoint)
         optimizers, schedulers = {}, {}
         for name, policy in self.model.policies.items():
             if self.is_deepspeed_enabled:
@@ -339,6 +356,10 @@ class MultiPolicyTrainer(Trainer):
         ).save(folder / "README.md")
 
     def _save_optimizer_and_scheduler(self, output_dir: str):
+        if self.args.should_save:
+            launch = {"backend": self.backend, "num_processes": self.accelerator.num_processes}
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            (Path(output_dir) / LAUNCH_STATE).write_text(json.dumps(launch))
         for name in self.agents:
             folder = Path(output_dir) / name
             accelerator, wrapped = self.engine(name)
@@ -354,16 +375,37 @@ class MultiPolicyTrainer(Trainer):
             if self.args.should_save:
                 torch.save(self.lr_scheduler.schedulers[name].state_dict(), folder / SCHEDULER_NAME)
 
+    def check_checkpoint(self, checkpoint: str) -> dict[str, Any]:
+        """Refuses a checkpoint that this launch cannot continue, before anything of it is loaded.
+
+        Returns:
+            `backend` and `num_processes` of the run that saved it.
+        """
+        for name in self.agents:
+            if not os.path.isdir(os.path.join(checkpoint, name)):
+                raise ValueError(
+                    f"The checkpoint {checkpoint} has no agent '{name}'. It holds: "
+                    f"{sorted(entry.name for entry in os.scandir(checkpoint) if entry.is_dir())}."
+                )
+        saved = json.loads((Path(checkpoint) / LAUNCH_STATE).read_text())
+        processes = self.accelerator.num_processes
+        # DeepSpeed cuts optimizer states for one number of processes. Torch's distributed checkpoint, of FSDP2, is cut
+        # anew when it is read, and under DDP nothing is cut.
+        recut = not self.is_deepspeed_enabled or saved["num_processes"] == processes
+        if saved["backend"] != self.backend or not recut:
+            raise ValueError(
+                f"The checkpoint {checkpoint} was saved under {saved['backend']} by {saved['num_processes']} "
+                f"processes; this run has {processes} under {self.backend}, which cannot read the optimizer states. "
+                f"Resume with {saved['num_processes']} processes under {saved['backend']}, or start a new run from "
+                "the policies: each agent's folder in the checkpoint is a model_name_or_path."
+            )
+        return saved
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
         """Loads every agent's weights from its folder."""
+        self.check_checkpoint(resume_from_checkpoint)
         for name, policy in self.model.policies.items():
-            folder = os.path.join(resume_from_checkpoint, name)
-            if not os.path.isdir(folder):
-                raise ValueError(
-                    f"The checkpoint {resume_from_checkpoint} has no agent '{name}'. It holds: "
-                    f"{sorted(entry.name for entry in os.scandir(resume_from_checkpoint) if entry.is_dir())}."
-                )
-            super()._load_from_checkpoint(folder, model=policy)
+            super()._load_from_checkpoint(os.path.join(resume_from_checkpoint, name), model=policy)
 
     def _issue_warnings_after_load(self, load_result):
         # Tied weights are saved once, so they are missing where they are tied to: no reason to warn.
