@@ -10,6 +10,7 @@ import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from torch.distributed.tensor import DTensor
 
 from hacpo_trl.miniature import conv_dataset
 
@@ -32,7 +33,9 @@ def save(trainer, path: Path):
     for name in trainer.agents:
         accelerator, wrapped = trainer.engine(name)
         gathered = accelerator.get_state_dict(wrapped)
-        if not (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
+        if trainer.is_fsdp_enabled:
+            assert all(isinstance(p, DTensor) for p in wrapped.parameters()), f"agent {name} is not sharded"
+        elif not trainer.is_deepspeed_enabled:
             # Every process has all parameters: the same ones.
             everywhere = accelerator.gather(tiny.parameters(trainer, name)[None])
             assert torch.equal(everywhere[0], everywhere[-1]), f"agent {name} differs between processes"
@@ -50,7 +53,7 @@ def models(folder: Path) -> dict[str, str]:
 
 
 def updates(folder: Path):
-    """Three updates in two orders, cut two ways."""
+    """Three updates in two orders, cut two ways; with settings that are an agent's own; with an adapter."""
     for order in ("mixed", "self_first"):
         for size, accumulation in ((4, 1), (2, 2)):
             name = f"{order}-{size}x{accumulation}"
@@ -64,6 +67,13 @@ def updates(folder: Path):
             )
             trainer.train()
             save(trainer, folder / name)
+
+    for name in ("own", "adapter"):
+        settings = tiny.OWN_SETTINGS if name == "own" else tiny.adapter()
+        settings = {**tiny.PLAIN_SGD, **settings, "per_device_train_batch_size": 4}
+        trainer = tiny.trainer(folder / name, models=models(folder), **settings)
+        trainer.train()
+        save(trainer, folder / name)
 
 
 def dropped(folder: Path):
@@ -95,6 +105,33 @@ def resume(folder: Path):
     resumed.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-3"))
     save(resumed, folder / "resumed")
     resumed.save_model(str(folder / "saved"))
+
+    # For the resumption by another number of processes.
+    scripted = elsewhere(folder, "scripted", per_device_train_batch_size=4)
+    scripted.train()
+    save(scripted, folder / "scripted")
+
+
+def elsewhere(folder: Path, run: str, **kwargs):
+    """A run of 4 updates whose answers are scripted, so the same on any number of processes, with a checkpoint each.
+
+    One agent trains an adapter. The optimizer has a state that tells, but does not blow rounding errors up.
+    """
+    settings = {"optim": "adamw_torch", "adam_epsilon": 0.1, "learning_rate": 0.1, "save_strategy": "steps"}
+    settings |= {"max_steps": 4, "save_steps": 1, **tiny.adapter(), **kwargs}
+    return tiny.trainer(folder / run, models=models(folder), **settings)
+
+
+def resume_alone(folder: Path):
+    """The run of two processes is continued by one: from between two steps, and from within one."""
+    for checkpoint in ("checkpoint-2", "checkpoint-1"):
+        trainer = elsewhere(folder, "alone")
+        try:
+            trainer.train(resume_from_checkpoint=str(folder / "scripted" / checkpoint))
+        except ValueError as error:
+            (folder / f"alone-{checkpoint}.txt").write_text(str(error))
+        else:
+            save(trainer, folder / f"alone-{checkpoint}")
 
 
 def evaluate(folder: Path):
@@ -130,6 +167,8 @@ def reward_model(folder: Path):
 if __name__ == "__main__":
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         allow_fsdp_on_cpus()
-    {f.__name__: f for f in (updates, dropped, resume, evaluate, reward_model)}[sys.argv[1]](Path(sys.argv[2]))
+    {f.__name__: f for f in (updates, dropped, resume, resume_alone, evaluate, reward_model)}[sys.argv[1]](
+        Path(sys.argv[2])
+    )
     PartialState().wait_for_everyone()
     PartialState().destroy_process_group()
