@@ -58,7 +58,7 @@ PAPER = {
 # Files that only a resumed run needs; they do not belong into a model repository.
 RESUME_ONLY = [
     *(OPTIMIZER_NAME, SCHEDULER_NAME),
-    *("global_step*", "latest", "zero_to_fp32.py", "*_states.pt"),
+    *("global_step*", "latest", "zero_to_*.py", "*_states.pt"),
     *("optimizer_0*", "optimizer.bin", "pytorch_model_fsdp*"),
 ]
 
@@ -179,8 +179,8 @@ class MultiPolicyTrainer(Trainer):
             )
         if strtobool(os.environ.get("ACCELERATE_USE_FSDP", "false")) and not self.is_fsdp_enabled:
             raise RuntimeError(
-                "The launch asks for FSDP, but Accelerate shards on GPUs only, and for more than one process; every "
-                "process would hold whole policies. Use configs/accelerate/cpu_2proc.yaml or cpu.yaml."
+                "The launch asks for FSDP, which Accelerate offers on GPUs only: every process would hold whole "
+                "policies. Use configs/accelerate/cpu_2proc.yaml or cpu.yaml."
             )
         if self.is_fsdp_enabled and not self.accelerator.is_fsdp2:
             raise NotImplementedError(
@@ -394,10 +394,10 @@ class MultiPolicyTrainer(Trainer):
         recut = not self.is_deepspeed_enabled or saved["num_processes"] == processes
         if saved["backend"] != self.backend or not recut:
             raise ValueError(
-                f"The checkpoint {checkpoint} was saved under {saved['backend']} by {saved['num_processes']} "
-                f"processes; this run has {processes} under {self.backend}, which cannot read the optimizer states. "
-                f"Resume with {saved['num_processes']} processes under {saved['backend']}, or start a new run from "
-                "the policies: each agent's folder in the checkpoint is a model_name_or_path."
+                f"The checkpoint {checkpoint} was saved under {saved['backend']} (processes: "
+                f"{saved['num_processes']}); this run is under {self.backend} (processes: {processes}), which cannot "
+                "read the optimizer states. Resume as it was saved, or start a new run from the policies: each "
+                "agent's folder in the checkpoint is a model_name_or_path."
             )
         return saved
 

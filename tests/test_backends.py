@@ -64,9 +64,7 @@ def test_a_checkpoint_of_another_backend_is_refused_before_it_is_loaded(tmp_path
     monkeypatch.undo()
     resumed = tiny.trainer(tmp_path / "resumed")
     start = tiny.parameters(resumed, "qwen").clone()
-    with pytest.raises(
-        ValueError, match=r"checkpoint-2 was saved under ZeRO-2 by 1 processes; this run has 1 under DDP"
-    ):
+    with pytest.raises(ValueError, match=r"checkpoint-2 was saved under ZeRO-2.*this run is under DDP"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-2"))
     assert torch.equal(tiny.parameters(resumed, "qwen"), start)
 

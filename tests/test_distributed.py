@@ -124,7 +124,7 @@ def test_adapters_are_trained_alike(updates, tmp_path):
         torch.testing.assert_close(state[name], tiny.parameters(one, name), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", [DDP, FSDP2, ZERO2, ZERO3])
+@pytest.mark.parametrize("backend", [DDP, FSDP2, ZERO3])
 def test_a_process_without_usable_peer_rollouts_does_not_hang(repository, folder, backend):
     launch(repository, backend, "dropped", folder)
     for order in ("mixed", "self_first"):
@@ -156,7 +156,10 @@ def test_resume_by_another_number_of_processes(repository, resumed):
     """Between two steps it makes the same updates, optimizer states and adapters included; within one it says why
     not."""
     backend, folder = resumed
-    launch(repository, backend, "resume_alone", folder, processes=1)
+    if backend == "cpu_2proc":
+        launched.resume_alone(folder)
+    else:
+        launch(repository, backend, "resume_alone", folder, processes=1)
     two, one = (torch.load(folder / f"{run}.pt", weights_only=True) for run in ("scripted", "alone-checkpoint-2"))
     for name in two:
         torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-6)
@@ -165,7 +168,7 @@ def test_resume_by_another_number_of_processes(repository, resumed):
     assert "over 2 processes; this run has 1" in error
 
 
-@pytest.mark.parametrize("resumed", [ZERO1, ZERO2, ZERO3], indirect=True)
+@pytest.mark.parametrize("resumed", [ZERO2, ZERO3], indirect=True)
 def test_deepspeed_says_that_another_number_of_processes_cannot_resume(repository, resumed):
     backend, folder = resumed
     launch(repository, backend, "resume_alone", folder, processes=1)
@@ -173,7 +176,7 @@ def test_deepspeed_says_that_another_number_of_processes_cannot_resume(repositor
     for checkpoint in ("checkpoint-2", "checkpoint-1"):
         error = (folder / f"alone-{checkpoint}.txt").read_text()
         assert str(folder / "scripted" / checkpoint) in error
-        assert f"saved under {stage} by 2 processes; this run has 1 under {stage}" in error
+        assert f"saved under {stage} (processes: 2); this run is under {stage} (processes: 1)" in error
 
 
 @pytest.mark.distributed

@@ -16,8 +16,8 @@ from hacpo_trl.miniature import POLICIES, conv_dataset, make_policy, make_tokeni
 # For comparing runs to rounding error: Adam would blow noise up wherever a gradient is next to 0.
 PLAIN_SGD = {"optim": "sgd", "learning_rate": 0.3, "lr_scheduler_type": "constant"}
 
-# What each agent may have of its own, far from the other's and from PLAIN_SGD's. Gradient norms are about 2 and 0.6: both
-# are clipped.
+# What each agent may have of its own, far from the other's and from PLAIN_SGD's. Both are clipped: gradient norms are
+# about 2 and 0.6.
 OWN_SETTINGS = {
     "agents": [
         {"name": "qwen", "learning_rate": 0.6, "max_grad_norm": 0.5, "lr_scheduler_type": "linear"},
