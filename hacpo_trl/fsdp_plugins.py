@@ -26,6 +26,10 @@ def plugin_of(base: FullyShardedDataParallelPlugin, name: str, policy: nn.Module
             the agent's plugin keeps the policy's.
     """
     plugin = copy.deepcopy(base)
+    if isinstance(policy, FSDPModule):
+        # A further train(): the policy is cut and checkpointed already, and its layers' classes have other names.
+        plugin.auto_wrap_policy, plugin.activation_checkpointing = None, False
+        return plugin
     if classes := plugin.transformer_cls_names_to_wrap:
         own = [cls for cls in classes if get_module_class_from_name(policy, cls) is not None]
         if not own:

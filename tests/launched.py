@@ -53,7 +53,8 @@ def models(folder: Path) -> dict[str, str]:
 
 
 def updates(folder: Path):
-    """Three updates in two orders, cut two ways; with settings that are an agent's own; with an adapter."""
+    """Three updates in two orders, cut two ways; with settings that are an agent's own; with an adapter and
+    reference policies."""
     for order in ("mixed", "self_first"):
         for size, accumulation in ((4, 1), (2, 2)):
             name = f"{order}-{size}x{accumulation}"
@@ -68,12 +69,16 @@ def updates(folder: Path):
             trainer.train()
             save(trainer, folder / name)
 
-    for name in ("own", "adapter"):
-        settings = tiny.OWN_SETTINGS if name == "own" else tiny.adapter()
-        settings = {**tiny.PLAIN_SGD, **settings, "per_device_train_batch_size": 4}
-        trainer = tiny.trainer(folder / name, models=models(folder), **settings)
-        trainer.train()
-        save(trainer, folder / name)
+    settings = {**tiny.PLAIN_SGD, "models": models(folder), "per_device_train_batch_size": 4}
+    own = tiny.trainer(folder / "own", **{**settings, **tiny.OWN_SETTINGS})
+    own.train()
+    save(own, folder / "own")
+    adapter = tiny.trainer(folder / "adapter", **settings, **tiny.adapter(), beta=0.5)
+    adapter.train()
+    save(adapter, folder / "adapter")
+    if not adapter.is_deepspeed_enabled:
+        adapter.train()
+        save(adapter, folder / "trained-again")
 
 
 def dropped(folder: Path):

@@ -74,13 +74,17 @@ def logs(path):
     return [log for log in json.loads(path.read_text()) if "loss" in log]
 
 
+def logs_of(trainer):
+    return [log for log in trainer.state.log_history if "loss" in log]
+
+
 @pytest.mark.parametrize("updates", BACKENDS, indirect=True)
 def test_two_processes_make_the_same_updates_as_one(updates, tmp_path):
     for order in ("mixed", "self_first"):
         one = tiny.trainer(tmp_path, minibatch_order=order, **tiny.PLAIN_SGD)
         start = {name: tiny.parameters(one, name).clone() for name in one.agents}
         one.train()
-        expected_logs = [log for log in one.state.log_history if "loss" in log]
+        expected_logs = logs_of(one)
         for cut in ("4x1", "2x2"):
             state = torch.load(updates / f"{order}-{cut}.pt", weights_only=True)
             for name in one.agents:
@@ -103,7 +107,7 @@ def test_learning_rate_clipping_and_schedule_are_an_agents_own(updates, tmp_path
     for name in own.agents:
         torch.testing.assert_close(state[name], tiny.parameters(own, name), rtol=0, atol=1e-6)
         assert (state[name] - shared[name]).abs().max() > 1e-3
-    expected_logs = [log for log in own.state.log_history if "loss" in log]
+    expected_logs = logs_of(own)
     for log, expected in zip(logs(updates / "own.json"), expected_logs, strict=True):
         for name, limit in (("qwen", 0.5), ("llama", 0.25)):
             assert log[f"{name}/grad_norm"] == pytest.approx(expected[f"{name}/grad_norm"], rel=1e-4)
@@ -114,14 +118,24 @@ def test_learning_rate_clipping_and_schedule_are_an_agents_own(updates, tmp_path
 
 
 @pytest.mark.parametrize("updates", BACKENDS, indirect=True)
-def test_adapters_are_trained_alike(updates, tmp_path):
-    one = tiny.trainer(tmp_path, models=launched.models(updates), **tiny.PLAIN_SGD, **tiny.adapter())
+def test_adapters_and_reference_policies_work_alike(updates, tmp_path):
+    settings = {"models": launched.models(updates), "beta": 0.5, **tiny.PLAIN_SGD}
+    one = tiny.trainer(tmp_path, **settings, **tiny.adapter())
     start = tiny.parameters(one, "llama").clone()
     one.train()
     state = torch.load(updates / "adapter.pt", weights_only=True)
     assert (state["llama"] - start).abs().max() > 1e-3
     for name in one.agents:
         torch.testing.assert_close(state[name], tiny.parameters(one, name), rtol=0, atol=1e-6)
+    for log, expected in zip(logs(updates / "adapter.json"), logs_of(one), strict=True):
+        for name in one.agents:
+            assert log[f"{name}/kl"] == pytest.approx(expected[f"{name}/kl"], rel=1e-3, abs=1e-7)
+
+    if (updates / "trained-again.pt").exists():
+        one.train()
+        state = torch.load(updates / "trained-again.pt", weights_only=True)
+        for name in one.agents:
+            torch.testing.assert_close(state[name], tiny.parameters(one, name), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("backend", [DDP, FSDP2, ZERO3])
