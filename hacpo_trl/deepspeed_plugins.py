@@ -7,7 +7,8 @@ of its own.
 
 import copy
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from accelerate.utils import DeepSpeedPlugin
 from torch import nn
@@ -22,12 +23,7 @@ warnings.filterwarnings("ignore", message=".*torch.distributed.* is deprecated",
 
 def plugins_of(base: DeepSpeedPlugin, agents: Iterable[str], args: HACPOConfig) -> dict[str, DeepSpeedPlugin]:
     """A copy of the launch's DeepSpeed configuration for each agent."""
-    if "optimizer" in base.hf_ds_config.config or "scheduler" in base.hf_ds_config.config:
-        raise ValueError(
-            "The DeepSpeed configuration has an 'optimizer' or 'scheduler' section, which all agents would share. "
-            "Leave it out: learning_rate, weight_decay, lr_scheduler_type and warmup_steps are set in HACPOConfig, or "
-            "for one agent in AgentConfig."
-        )
+    check_config(base.hf_ds_config.config)
     plugins = {}
     for name in agents:
         plugin = copy.deepcopy(base)
@@ -35,6 +31,32 @@ def plugins_of(base: DeepSpeedPlugin, agents: Iterable[str], args: HACPOConfig) 
         plugin.hf_ds_config.trainer_config_process(args)
         plugins[name] = plugin
     return plugins
+
+
+def check_config(config: Mapping[str, Any]):
+    """Refuses DeepSpeed configurations that N policies cannot be trained or saved under."""
+    if "optimizer" in config or "scheduler" in config:
+        raise ValueError(
+            "The DeepSpeed configuration has an 'optimizer' or 'scheduler' section, which all agents would share. "
+            "Leave it out: learning_rate, weight_decay, lr_scheduler_type and warmup_steps are set in HACPOConfig, or "
+            "for one agent in AgentConfig."
+        )
+    if config.get("fp16", {}).get("enabled") is True:
+        raise ValueError(
+            "The DeepSpeed configuration enables fp16, which is not supported: every agent would need a loss scaler "
+            "of its own. Use bf16."
+        )
+    zero = config["zero_optimization"]
+    if zero["stage"] == 0:
+        raise ValueError(
+            "The DeepSpeed configuration has zero_optimization.stage 0, which shards nothing. Use stage 1, 2 or 3, or "
+            "DDP (configs/accelerate/multi_gpu.yaml)."
+        )
+    if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+        raise ValueError(
+            "The DeepSpeed configuration leaves stage3_gather_16bit_weights_on_model_save at false, so that no policy "
+            "could be saved. Set it to true (in Accelerate's configuration: zero3_save_16bit_model)."
+        )
 
 
 def finalize_plugin(

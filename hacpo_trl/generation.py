@@ -129,7 +129,12 @@ class TransformersGeneration:
             was_training = model.training
             model.eval()
             output = model.generate(
-                input_ids=input_ids, attention_mask=attention_mask, generation_config=agent.generation_config
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                generation_config=agent.generation_config,
+                # Every forward pass gathers weights from all processes, so none may stop before the others. Under
+                # ZeRO-3 transformers knows.
+                synced_gpus=accelerator.is_fsdp2 or None,
             )
             model.train(was_training)
         completions = output[:, input_ids.shape[1] :].tolist()

@@ -10,10 +10,11 @@ A checkpoint holds a folder for each agent that loads with `from_pretrained`:
     checkpoint-40/
     ├── qwen/    config.json, model.safetensors, tokenizer files, hacpo_agent.json, README.md, optimizer.pt, ...
     ├── llama/   the same
-    └── trainer_state.json, rng_state.pth, training_args.bin
+    └── trainer_state.json, launch.json, rng_state.pth, training_args.bin
 """
 
 import contextlib
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -22,16 +23,20 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
 from huggingface_hub import HfApi
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import Trainer, get_scheduler
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
+from transformers.utils.generic import strtobool
 from trl.models.utils import prepare_deepspeed
 from trl.trainer.utils import generate_model_card, get_config_model_id
 
+from . import fsdp_plugins
 from .agent import Agent
 from .config import HACPOConfig
 from .deepspeed_plugins import finalize_plugin, plugins_of
@@ -51,7 +56,14 @@ PAPER = {
     ),
 }
 # Files that only a resumed run needs; they do not belong into a model repository.
-RESUME_ONLY = [OPTIMIZER_NAME, SCHEDULER_NAME, "global_step*", "latest", "zero_to_fp32.py", "*_states.pt"]
+RESUME_ONLY = [
+    *(OPTIMIZER_NAME, SCHEDULER_NAME),
+    *("global_step*", "latest", "zero_to_*.py", "*_states.pt"),
+    *("optimizer_0*", "optimizer.bin", "pytorch_model_fsdp*"),
+]
+
+# In a checkpoint: how the run that saved it was launched.
+LAUNCH_STATE = "launch.json"
 
 
 class PolicyPool(nn.Module):
@@ -86,6 +98,11 @@ class PolicyPool(nn.Module):
                 if hasattr(model, "no_sync"):
                     stack.enter_context(model.no_sync())
             yield
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool):
+        """The same under FSDP2, which Accelerate addresses by this name."""
+        for model in self.wrapped.values():
+            model.set_requires_gradient_sync(requires_gradient_sync)
 
     def gradient_checkpointing_enable(self, **kwargs):
         for policy in self.policies.values():
@@ -161,13 +178,27 @@ class MultiPolicyTrainer(Trainer):
                 "each would train on its own. Without a GPU, use a config with distributed_type MULTI_GPU, such as "
                 "configs/accelerate/cpu_2proc.yaml, or torchrun."
             )
-        if self.is_fsdp_enabled:
-            raise NotImplementedError("HACPOTrainer does not train under FSDP. Use DDP or DeepSpeed.")
+        if strtobool(os.environ.get("ACCELERATE_USE_FSDP", "false")) and not self.is_fsdp_enabled:
+            raise RuntimeError(
+                "The launch asks for FSDP, which Accelerate offers on GPUs only: every process would hold whole "
+                "policies. Use configs/accelerate/cpu_2proc.yaml or cpu.yaml."
+            )
+        if self.is_fsdp_enabled and not self.accelerator.is_fsdp2:
+            raise NotImplementedError(
+                "FSDP version 1 is not supported. Set fsdp_version: 2, as in configs/accelerate/fsdp2.yaml."
+            )
         if self.args.n_gpu > 1:
             raise ValueError(
                 "Several GPUs are visible to one process, which Trainer would serve by nn.DataParallel. Use "
                 "`accelerate launch`, or make one GPU visible with CUDA_VISIBLE_DEVICES."
             )
+
+    @property
+    def backend(self) -> str:
+        """How policies and optimizer states are dealt to processes. Under DDP, and on one process, each has all."""
+        if self.is_deepspeed_enabled:
+            return f"ZeRO-{self.accelerator.state.deepspeed_plugin.zero_stage}"
+        return "FSDP2" if self.is_fsdp_enabled else "DDP"
 
     # ---- accelerators -----------------------------------------------------------------------------------------------
     def _build_accelerator_args(self, **kwargs) -> dict[str, Any]:
@@ -185,6 +216,8 @@ class MultiPolicyTrainer(Trainer):
         # A second prepare() on one Accelerator would keep the first model's engine for backward: one for each agent.
         first, *others = self.agents
         self.accelerators = {first: self.accelerator}
+        # Of the launch. While a policy is wrapped, its agent's stands in its place.
+        self._fsdp_plugin = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
         # DeepSpeed plugins are the first one's to hand over: all accelerators share one state.
         shared = {key: value for key, value in self._accelerator_args.items() if key != "deepspeed_plugin"}
         self.accelerators.update({name: Accelerator(**shared) for name in others})
@@ -196,11 +229,11 @@ class MultiPolicyTrainer(Trainer):
         """
         if self.is_deepspeed_enabled:
             self.accelerator.state.select_deepspeed_plugin(name)
-            if name not in self.model.wrapped:
-                raise RuntimeError(
-                    f"Agent '{name}' has no DeepSpeed engine before train() has begun. Set eval_on_start=True to "
-                    "evaluate the initial policies."
-                )
+        if name not in self.model.wrapped and (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+            raise RuntimeError(
+                f"Agent '{name}' is sharded when train() begins, and cannot run before. Set eval_on_start=True to "
+                "evaluate the initial policies."
+            )
         return self.accelerators[name], self.model.wrapped.get(name, self.model.policies[name])
 
     @property
@@ -219,13 +252,26 @@ class MultiPolicyTrainer(Trainer):
             return self.args.get_warmup_steps(max_steps)
         return int(own) if own >= 1 else math.ceil(max_steps * own)
 
+    def _prepare_reference(self, name: str) -> nn.Module:
+        initial, accelerator = self.initial_policies[name], self.accelerators[name]
+        if self.is_deepspeed_enabled:
+            return prepare_deepspeed(initial, accelerator)
+        if self.is_fsdp_enabled:
+            return fsdp_plugins.prepare_reference(accelerator, initial)
+        return accelerator.prepare_model(initial, evaluation_mode=True)
+
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
+        if resume_from_checkpoint is not None:
+            self.check_checkpoint(resume_from_checkpoint)
         optimizers, schedulers = {}, {}
         for name, policy in self.model.policies.items():
             if self.is_deepspeed_enabled:
                 self.accelerator.state.select_deepspeed_plugin(name)
                 plugin = self.accelerator.state.deepspeed_plugin
                 finalize_plugin(plugin, self.args, policy, max_steps, self.agents[name].setting("max_grad_norm"))
+            if self.is_fsdp_enabled:
+                self.accelerator.state.fsdp_plugin = fsdp_plugins.plugin_of(self._fsdp_plugin, name, policy)
+                fsdp_plugins.reshard(policy)
             self.optimizer = None
             optimizer = self.create_optimizer(policy)
             for group in optimizer.param_groups:
@@ -233,13 +279,10 @@ class MultiPolicyTrainer(Trainer):
             # Trainer puts what decays (no biases, no norms) into the first group.
             optimizer.param_groups[0]["weight_decay"] = self.agents[name].setting("weight_decay")
             self.model.wrapped[name], optimizers[name] = self.accelerators[name].prepare(policy, optimizer)
+            if self.is_fsdp_enabled:
+                fsdp_plugins.make_generate_gather(self.model.wrapped[name])
             if name in self.initial_policies and name not in self.references:
-                initial, accelerator = self.initial_policies[name], self.accelerators[name]
-                self.references[name] = (
-                    prepare_deepspeed(initial, accelerator)
-                    if self.is_deepspeed_enabled
-                    else accelerator.prepare_model(initial, evaluation_mode=True)
-                )
+                self.references[name] = self._prepare_reference(name)
             # Never prepared: Accelerate would step it once for every process.
             schedulers[name] = get_scheduler(
                 self.agents[name].setting("lr_scheduler_type"),
@@ -279,7 +322,7 @@ class MultiPolicyTrainer(Trainer):
             norm = accelerator.clip_grad_norm_(
                 self.model.wrapped[name].parameters(), limit if limit > 0 else torch.inf
             )
-            self.grad_norms[name] = float(norm)
+            self.grad_norms[name] = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         return max(self.grad_norms.values())
 
     def _get_learning_rate(self) -> float:
@@ -319,26 +362,57 @@ class MultiPolicyTrainer(Trainer):
         ).save(folder / "README.md")
 
     def _save_optimizer_and_scheduler(self, output_dir: str):
+        if self.args.should_save:
+            launch = {"backend": self.backend, "num_processes": self.accelerator.num_processes}
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            (Path(output_dir) / LAUNCH_STATE).write_text(json.dumps(launch))
         for name in self.agents:
             folder = Path(output_dir) / name
+            accelerator, wrapped = self.engine(name)
             if self.is_deepspeed_enabled:
-                self.engine(name)[1].save_checkpoint(folder)
+                wrapped.save_checkpoint(folder)
+            elif self.is_fsdp_enabled:
+                # Each process writes its shards; save_model writes the policy as one.
+                plugin, optimizer = self._fsdp_plugin, self.optimizer.optimizers[name].optimizer
+                save_fsdp_model(plugin, accelerator, wrapped, folder, adapter_only=self.agents[name].is_adapter)
+                save_fsdp_optimizer(plugin, accelerator, optimizer, wrapped, folder)
             elif self.args.should_save:
                 torch.save(self.optimizer.optimizers[name].state_dict(), folder / OPTIMIZER_NAME)
             if self.args.should_save:
                 torch.save(self.lr_scheduler.schedulers[name].state_dict(), folder / SCHEDULER_NAME)
 
+    def check_checkpoint(self, checkpoint: str) -> dict[str, Any]:
+        """Refuses a checkpoint that this launch cannot continue, before anything of it is loaded.
+
+        Returns:
+            `backend` and `num_processes` of the run that saved it.
+        """
+        for name in self.agents:
+            if not os.path.isdir(os.path.join(checkpoint, name)):
+                raise ValueError(
+                    f"The checkpoint {checkpoint} has no agent '{name}'. It holds: "
+                    f"{sorted(entry.name for entry in os.scandir(checkpoint) if entry.is_dir())}."
+                )
+        saved = json.loads((Path(checkpoint) / LAUNCH_STATE).read_text())
+        processes = self.accelerator.num_processes
+        # DeepSpeed cuts optimizer states for one number of processes. Torch's distributed checkpoint, of FSDP2, is cut
+        # anew when it is read, and under DDP nothing is cut.
+        recut = not self.is_deepspeed_enabled or saved["num_processes"] == processes
+        if saved["backend"] != self.backend or not recut:
+            raise ValueError(
+                f"The checkpoint {checkpoint} was saved under {saved['backend']} (processes: "
+                f"{saved['num_processes']}); this run is under {self.backend} (processes: {processes}), which cannot "
+                "read the optimizer states. Resume as it was saved, or start a new run from the policies: each "
+                "agent's folder in the checkpoint is a model_name_or_path."
+            )
+        return saved
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
         """Loads every agent's weights from its folder."""
+        self.check_checkpoint(resume_from_checkpoint)
         self._weight_loads += 1
         for name, policy in self.model.policies.items():
-            folder = os.path.join(resume_from_checkpoint, name)
-            if not os.path.isdir(folder):
-                raise ValueError(
-                    f"The checkpoint {resume_from_checkpoint} has no agent '{name}'. It holds: "
-                    f"{sorted(entry.name for entry in os.scandir(resume_from_checkpoint) if entry.is_dir())}."
-                )
-            super()._load_from_checkpoint(folder, model=policy)
+            super()._load_from_checkpoint(os.path.join(resume_from_checkpoint, name), model=policy)
 
     def _issue_warnings_after_load(self, load_result):
         # Tied weights are saved once, so they are missing where they are tied to: no reason to warn.
@@ -352,12 +426,15 @@ class MultiPolicyTrainer(Trainer):
             return
         self._weight_loads += 1
         for name in self.agents:
-            folder = Path(checkpoint) / name
+            folder, is_adapter = Path(checkpoint) / name, self.agents[name].is_adapter
+            accelerator, wrapped = self.engine(name)
             if self.is_deepspeed_enabled:
                 # Weights and optimizer together: each process reads its own shards.
-                deepspeed_load_checkpoint(
-                    self.engine(name)[1], str(folder), load_module_strict=not self.agents[name].is_adapter
-                )
+                deepspeed_load_checkpoint(wrapped, str(folder), load_module_strict=not is_adapter)
+            elif self.is_fsdp_enabled:
+                plugin, optimizer = self._fsdp_plugin, self.optimizer.optimizers[name].optimizer
+                load_fsdp_model(plugin, accelerator, wrapped, folder, adapter_only=is_adapter)
+                load_fsdp_optimizer(plugin, accelerator, optimizer, wrapped, folder)
             else:
                 # An optimizer moves what it loads to where its parameters are.
                 optimizer_state = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
@@ -366,7 +443,7 @@ class MultiPolicyTrainer(Trainer):
 
     def _load_best_model(self):
         logger.info(f"Loading the best checkpoint, {self.state.best_model_checkpoint} ({self.state.best_metric}).")
-        if self.is_deepspeed_enabled:
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             self._load_optimizer_and_scheduler(self.state.best_model_checkpoint)
         else:
             self._load_from_checkpoint(self.state.best_model_checkpoint)

@@ -604,13 +604,31 @@ class HACPOTrainer(MultiPolicyTrainer):
             state = {
                 "capability_window": self.capability.state_dict(),
                 "token_totals": self.token_totals,
-                "num_processes": self.accelerator.num_processes,
+                "updates_per_step": self.plan.updates,
                 "updates_into_step": self.state.global_step % self.plan.updates,
             }
             (folder / RUN_STATE).write_text(json.dumps(state, indent=2))
         rows = None if self._rows is None else {name: [asdict(r) for r in rows] for name, rows in self._rows.items()}
         state = {"rows": rows, "metrics": self.metrics.state(), "alignment": self.alignment.state()}
         torch.save(state, folder / PROCESS_STATE.format(self.accelerator.process_index))
+
+    def check_checkpoint(self, checkpoint: str) -> dict[str, Any]:
+        saved = super().check_checkpoint(checkpoint)
+        step = json.loads((Path(checkpoint) / RUN_STATE).read_text())
+        processes = self.accelerator.num_processes
+        if step["updates_per_step"] != self.plan.updates:
+            raise ValueError(
+                f"The checkpoint {checkpoint} counts {step['updates_per_step']} updates a step; this run has "
+                f"{self.plan.updates}. Choose per_device_train_batch_size and gradient_accumulation_steps such that, "
+                f"with {processes} processes, an update takes as many rollouts as before."
+            )
+        if step["updates_into_step"] and saved["num_processes"] != processes:
+            raise ValueError(
+                f"The checkpoint {checkpoint} lies {step['updates_into_step']} updates into a step of "
+                f"{self.plan.updates}, whose rollouts are spread over {saved['num_processes']} processes; this run "
+                f"has {processes}. Resume with {saved['num_processes']} or from a checkpoint between steps."
+            )
+        return saved
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None):
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -621,14 +639,8 @@ class HACPOTrainer(MultiPolicyTrainer):
         state = json.loads((Path(checkpoint) / RUN_STATE).read_text())
         self.capability.load_state_dict(state["capability_window"])
         self.token_totals.update(state["token_totals"])
-        processes = self.accelerator.num_processes
-        if state["num_processes"] != processes:
-            if state["updates_into_step"]:
-                raise ValueError(
-                    f"The checkpoint {checkpoint} lies {state['updates_into_step']} updates into a step of "
-                    f"{self.plan.updates}, whose rollouts are spread over {state['num_processes']} processes; this "
-                    f"run has {processes}. Resume with {state['num_processes']} or from a checkpoint between steps."
-                )
+        if self.check_checkpoint(checkpoint)["num_processes"] != self.accelerator.num_processes:
+            # Between steps: no rows are left to train on, and what was measured since the last log is gone.
             return
         path = Path(checkpoint) / PROCESS_STATE.format(self.accelerator.process_index)
         state = torch.load(path, map_location="cpu", weights_only=True)

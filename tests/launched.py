@@ -9,6 +9,9 @@ from pathlib import Path
 import tiny
 import torch
 from accelerate import PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl.distributed import DistributedBackend
@@ -17,13 +20,27 @@ from hacpo_trl import HACPOTrainer
 from hacpo_trl.miniature import conv_dataset
 
 
+def allow_fsdp_on_cpus():
+    """Accelerate looks for FSDP's settings on GPUs only, though torch shards on CPUs as well."""
+    initialize = AcceleratorState.__init__
+
+    def initialize_like_gpus(self, *args, **kwargs):
+        if PartialState._shared_state["distributed_type"] == DistributedType.MULTI_CPU:
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        initialize(self, *args, **kwargs)
+
+    AcceleratorState.__init__ = initialize_like_gpus
+
+
 def save(trainer, path: Path):
     """Writes each agent's parameters, gathered from wherever they are, and the training log."""
     state = {}
     for name in trainer.agents:
         accelerator, wrapped = trainer.engine(name)
         gathered = accelerator.get_state_dict(wrapped)
-        if not trainer.is_deepspeed_enabled:
+        if trainer.is_fsdp_enabled:
+            assert all(isinstance(p, DTensor) for p in wrapped.parameters()), f"agent {name} is not sharded"
+        elif not trainer.is_deepspeed_enabled:
             # Every process has all parameters: the same ones.
             everywhere = accelerator.gather(tiny.parameters(trainer, name)[None])
             assert torch.equal(everywhere[0], everywhere[-1]), f"agent {name} differs between processes"
@@ -41,7 +58,8 @@ def models(folder: Path) -> dict[str, str]:
 
 
 def updates(folder: Path):
-    """Three updates in two orders, cut two ways."""
+    """Three updates in two orders, cut two ways; with settings that are an agent's own; with an adapter and
+    reference policies."""
     for order in ("mixed", "self_first"):
         for size, accumulation in ((4, 1), (2, 2)):
             name = f"{order}-{size}x{accumulation}"
@@ -55,6 +73,17 @@ def updates(folder: Path):
             )
             trainer.train()
             save(trainer, folder / name)
+
+    settings = {**tiny.PLAIN_SGD, "models": models(folder), "per_device_train_batch_size": 4}
+    own = tiny.trainer(folder / "own", **{**settings, **tiny.OWN_SETTINGS})
+    own.train()
+    save(own, folder / "own")
+    adapter = tiny.trainer(folder / "adapter", **settings, **tiny.adapter(), beta=0.5)
+    adapter.train()
+    save(adapter, folder / "adapter")
+    if not adapter.is_deepspeed_enabled:
+        adapter.train()
+        save(adapter, folder / "trained-again")
 
 
 def dropped(folder: Path):
@@ -86,6 +115,33 @@ def resume(folder: Path):
     resumed.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-3"))
     save(resumed, folder / "resumed")
     resumed.save_model(str(folder / "saved"))
+
+    # For the resumption by another number of processes.
+    scripted = elsewhere(folder, "scripted", per_device_train_batch_size=4)
+    scripted.train()
+    save(scripted, folder / "scripted")
+
+
+def elsewhere(folder: Path, run: str, **kwargs):
+    """A run of 4 updates whose answers are scripted, so the same on any number of processes, with a checkpoint each.
+
+    One agent trains an adapter. The optimizer has a state that tells, but does not blow rounding errors up.
+    """
+    settings = {"optim": "adamw_torch", "adam_epsilon": 0.1, "learning_rate": 0.1, "save_strategy": "steps"}
+    settings |= {"max_steps": 4, "save_steps": 1, **tiny.adapter(), **kwargs}
+    return tiny.trainer(folder / run, models=models(folder), **settings)
+
+
+def resume_alone(folder: Path):
+    """The run of two processes is continued by one: from between two steps, and from within one."""
+    for checkpoint in ("checkpoint-2", "checkpoint-1"):
+        trainer = elsewhere(folder, "alone")
+        try:
+            trainer.train(resume_from_checkpoint=str(folder / "scripted" / checkpoint))
+        except ValueError as error:
+            (folder / f"alone-{checkpoint}.txt").write_text(str(error))
+        else:
+            save(trainer, folder / f"alone-{checkpoint}")
 
 
 def evaluate(folder: Path):
@@ -190,7 +246,9 @@ def vllm_resume(folder: Path):
 
 
 if __name__ == "__main__":
-    scenarios = (updates, dropped, resume, evaluate, reward_model, vllm, vllm_resume)
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        allow_fsdp_on_cpus()
+    scenarios = (updates, dropped, resume, resume_alone, evaluate, reward_model, vllm, vllm_resume)
     {f.__name__: f for f in scenarios}[sys.argv[1]](Path(sys.argv[2]))
     PartialState().wait_for_everyone()
     PartialState().destroy_process_group()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 
 from hacpo_trl import HACPOConfig, HACPOTrainer
 from hacpo_trl.generation import Completion, GenerationRequest
@@ -14,6 +15,21 @@ from hacpo_trl.miniature import POLICIES, conv_dataset, make_policy, make_tokeni
 
 # For comparing runs to rounding error: Adam would blow noise up wherever a gradient is next to 0.
 PLAIN_SGD = {"optim": "sgd", "learning_rate": 0.3, "lr_scheduler_type": "constant"}
+
+# What each agent may have of its own, far from the other's and from PLAIN_SGD's. Both are clipped: gradient norms are
+# about 2 and 0.6.
+OWN_SETTINGS = {
+    "agents": [
+        {"name": "qwen", "learning_rate": 0.6, "max_grad_norm": 0.5, "lr_scheduler_type": "linear"},
+        {
+            "name": "llama",
+            "learning_rate": 0.2,
+            "max_grad_norm": 0.25,
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": 2,
+        },
+    ]
+}
 
 ARCHITECTURES = {"qwen": "qwen3", "llama": "llama", "third": "llama"}
 
@@ -24,6 +40,13 @@ def tokenizer(name: str):
 
 def policy(name: str, seed: int = 0):
     return make_policy(POLICIES[ARCHITECTURES[name]], seed + len(name))
+
+
+def adapter(agent: str = "llama") -> dict:
+    """Arguments of `trainer` that make one agent train an adapter, with the same initial weights at each call if the
+    models are loaded."""
+    torch.manual_seed(0)
+    return {"peft_configs": {agent: LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")}}
 
 
 def partial_reward(completions, answer, **kwargs) -> list[float]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import patch_environment
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl.data_utils import apply_chat_template, is_conversational
 from trl.trainer.utils import get_config_model_id
@@ -34,7 +35,10 @@ class RewardModel:
         chat_template_kwargs: dict | None = None,
     ):
         if isinstance(model, str):
-            model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+            # FSDP can have the first process alone read weights, and deal them out when it wraps a policy; a reward
+            # model is whole on every process.
+            with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
+                model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
         path = get_config_model_id(model.config)
         if processing_class is None:
             if not path:
