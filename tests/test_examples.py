@@ -74,13 +74,13 @@ def test_the_readmes_task(repository, policies, tmp_path):
 
 
 def test_the_papers_recipe_makes_the_papers_steps(repository, monkeypatch):
-    """128 prompts, 8 generations, 2 agents, updates of 512 rollouts on 8 GPUs: 4 updates a step."""
+    """128 prompts, 8 generations, 2 agents, updates of 512 rollouts on 4 GPUs: 4 updates a step."""
     import yaml
 
     recipe = yaml.safe_load((repository / "configs" / "recipes" / "qwen3_4b_llama3_2_3b.yaml").read_text())
     script_options = {"task", "dataset_name", "test_dataset_name", "test_size"}
     args = HACPOConfig(**{key: value for key, value in recipe.items() if key not in script_options})
-    monkeypatch.setattr(HACPOConfig, "world_size", 8)
+    monkeypatch.setattr(HACPOConfig, "world_size", 4)
     plan = args.step_plan(len(args.agents))
     assert (plan.prompts, plan.rows_per_prompt, plan.rows_per_update, plan.updates) == (128, 16, 512, 4)
     assert (args.learning_rate, args.epsilon, args.epsilon_high, args.capability_window) == (1e-6, 3e-4, 4e-4, 5)

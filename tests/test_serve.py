@@ -200,3 +200,10 @@ except KeyboardInterrupt:
     time.sleep(0.2)
     with pytest.raises(requests.exceptions.ConnectionError):
         requests.get(f"http://127.0.0.1:{port}/health", timeout=1)
+
+
+@pytest.mark.parametrize("name", ["tiny_vllm", "qwen3_4b_llama3_2_3b"])
+def test_the_recipes_servers_can_be_started(repository, monkeypatch, name):
+    monkeypatch.setattr("hacpo_trl.serve.policy_path", lambda name, seed, progress: name)
+    servers = servers_of(repository / "configs" / "recipes" / f"{name}.yaml", on_cpu=name == "tiny_vllm")
+    assert [server.url for server in servers] == ["http://localhost:8001", "http://localhost:8002"]

@@ -6,12 +6,16 @@ end, even if sending has failed.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
-from peft import PeftModel
 from torch import nn
 from trl.distributed import DistributedBackend
+
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 # As much is gathered, and sent, at once: a share of the memory that the whole model would take.
@@ -53,7 +57,7 @@ def weight_buckets(
             yield [(name, _whole(parameter).to(dtype).contiguous()) for name, parameter in bucket]
 
 
-def save_adapter(accelerator: Accelerator, policy: PeftModel, folder: Path):
+def save_adapter(accelerator: Accelerator, policy: "PeftModel", folder: Path):
     """Writes an agent's adapter, and nothing else, where its server can read it."""
     trained = [(name, p) for name, p in policy.named_parameters() if p.requires_grad]
     with DistributedBackend(accelerator).gather_params([parameter for _, parameter in trained]):
