@@ -182,6 +182,19 @@ class Agent:
         return {**(self._args.generation_kwargs or {}), **(self.config.generation_kwargs or {})}
 
     @property
+    def vllm_sampling(self) -> dict[str, Any]:
+        """Sampling settings, by the names that TRL's classes for vLLM share."""
+        settings = self.generation_config
+        return {
+            "repetition_penalty": settings.repetition_penalty,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "top_k": settings.top_k,
+            "min_p": settings.min_p or 0.0,
+            "generation_kwargs": {"stop_token_ids": self.stop_token_ids, **self.generation_kwargs},
+        }
+
+    @property
     def model_name(self) -> str | None:
         """Id or path that the model was loaded from; None for one that was built in memory."""
         return self.config.model_name_or_path or getattr(self.policy.config, "_name_or_path", None) or None

@@ -51,7 +51,6 @@ class VLLMColocateGeneration:
 
     def _make(self, agent: Agent) -> VLLMGeneration:
         accelerator, _ = self.engines(agent.name)
-        settings = agent.generation_config
         return VLLMGeneration(
             model=agent.policy,
             accelerator=accelerator,
@@ -63,13 +62,8 @@ class VLLMColocateGeneration:
             enable_sleep_mode=self.args.vllm_enable_sleep_mode,
             model_impl=self.args.vllm_model_impl,
             trust_remote_code=self.args.trust_remote_code,
-            repetition_penalty=settings.repetition_penalty,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            min_p=settings.min_p or 0.0,
             max_completion_length=agent.max_completion_length,
-            generation_kwargs={"stop_token_ids": agent.stop_token_ids, **agent.generation_kwargs},
+            **agent.vllm_sampling,
         )
 
     def sync_weights(self):

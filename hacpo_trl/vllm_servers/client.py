@@ -383,7 +383,7 @@ class ServerClient(VLLMClient):
             The answers' token ids, prompt by prompt, and the log-probability in nats of each token, at the sampling
             temperature.
         """
-        agent, settings = self.agent, self.agent.generation_config
+        agent = self.agent
         if (held := self.weight_version()) != self._version_of(weights):
             raise VLLMServerError(
                 f"{self}: it holds the weights '{held}' in place of '{self._version_of(weights)}'; it was "
@@ -394,13 +394,8 @@ class ServerClient(VLLMClient):
             output = self.generate(
                 [list(ids) for ids in prompt_ids],
                 n=num_generations,
-                repetition_penalty=settings.repetition_penalty,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
-                min_p=settings.min_p or 0.0,
                 max_tokens=agent.max_completion_length,
-                generation_kwargs={"stop_token_ids": agent.stop_token_ids, **agent.generation_kwargs},
+                **agent.vllm_sampling,
             )
         finally:
             self.session.limit = QUICK
