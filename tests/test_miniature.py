@@ -199,7 +199,7 @@ def test_path_is_made_once_and_loads_as_it_was_made(name, small_specs, cache, mo
     assert len(lines) == 1
 
     model = AutoModelForCausalLM.from_pretrained(path)
-    assert model.config.model_type == name and model.dtype == torch.float32
+    assert model.config.model_type == small_specs[name].architecture and model.dtype == torch.float32
     for config in (model.config, model.generation_config):
         assert (config.pad_token_id, config.eos_token_id, config.bos_token_id) == (0, 1, None)
     loaded = model.state_dict()
