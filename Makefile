@@ -1,14 +1,16 @@
-# make demo     sets up and trains two tiny agents on this machine's CPU
-# make test     sets up and runs the tests
+# make demo       sets up and trains two tiny agents on this machine's CPU
+# make miniature  sets up and compares the methods over five seeds
+# make test       sets up and runs the tests
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-distributed test-extras install quality style clean
+.PHONY: help demo miniature test test-distributed test-extras install quality style clean
 
 help:
 	@echo "make demo              train two tiny agents on the CPU (sets up $(VENV) first; a few minutes in all)"
+	@echo "make miniature         compare HACPO with other methods over five seeds on the CPU (a quarter of an hour)"
 	@echo "make test              run the tests (sets up $(VENV) first)"
 	@echo "make test-distributed  run the tests that need DeepSpeed (sets it up first)"
 	@echo "make test-extras       run the tests of optional extras (needs a C compiler for one of them)"
@@ -29,6 +31,9 @@ $(STAMP): setup.cfg constraints.txt pyproject.toml
 demo: install
 	$(BIN)/accelerate launch --config_file configs/accelerate/cpu.yaml --num_cpu_threads_per_process 1 \
 		examples/train_qwen_llama.py --config configs/recipes/tiny.yaml
+
+miniature: install
+	$(BIN)/python examples/paper_in_miniature.py
 
 test: install
 	$(BIN)/python -m pytest -m "not deepspeed"

@@ -14,6 +14,7 @@ from hacpo_trl.miniature import (
     conv_reward,
     make_policy,
     make_tokenizer,
+    noisy_conv_reward,
     policy_path,
     warm_up,
 )
@@ -101,6 +102,27 @@ def test_reward_is_exact():
         conv_reward(["6,7,9"], ["6,7,9", "6,7,9"])
 
 
+def test_a_noisy_verifier_accepts_its_share_of_wrong_answers_and_always_the_same():
+    prompts = [f"{i}=" for i in range(200)]
+    rows = [(prompt, f"{i},1,1", "6,7,9") for prompt in prompts for i in range(50)]
+    prompts, completions, answer = map(list, zip(*rows, strict=True))
+    accepted = noisy_conv_reward(prompts, completions, answer, false_positives=0.2, seed=3)
+    # ± 4 standard errors.
+    assert statistics.fmean(accepted) == pytest.approx(0.2, abs=4 * (0.2 * 0.8 / 10_000) ** 0.5)
+    # In any order, whoever asks.
+    reverse = noisy_conv_reward(prompts[::-1], completions[::-1], answer, false_positives=0.2, seed=3, agent="x")
+    assert reverse[::-1] == accepted
+    assert noisy_conv_reward(prompts, completions, answer, false_positives=0.2, seed=4) != accepted
+    # More noise accepts what less noise does, and more.
+    more = noisy_conv_reward(prompts, completions, answer, false_positives=0.3, seed=3)
+    assert all(a <= b for a, b in zip(accepted, more, strict=True)) and sum(more) > sum(accepted)
+    assert noisy_conv_reward(prompts, completions, answer, false_positives=0.0, seed=3) == [0.0] * 10_000
+    # A right answer is always accepted.
+    assert noisy_conv_reward(["a"] * 99, ["6,7,9"] * 99, answer[:99], false_positives=0.2, seed=3) == [1.0] * 99
+    with pytest.raises(ValueError, match="from 0 to 1, not 5"):
+        noisy_conv_reward(["a"], ["1"], ["1"], false_positives=5, seed=0)
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_from_six_tokens_on_only_an_ended_answer_is_rewarded(name):
     tokenizer = make_tokenizer(POLICIES[name])
@@ -111,7 +133,16 @@ def test_from_six_tokens_on_only_an_ended_answer_is_rewarded(name):
     assert conv_reward([tokenizer.decode([*answer, 1], skip_special_tokens=True)], ["3,8,7"]) == [1.0]
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("qwen3", list("3,8,7")), ("llama", ["3,", "8,", "7"])])
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("qwen3", list("3,8,7")),
+        ("llama", ["3,", "8,", "7"]),
+        ("llama-comma", ["3", ",8", ",7"]),
+        ("qwen3-comma", ["3,", "8,", "7"]),
+        ("llama-bytes", list("3,8,7")),
+    ],
+)
 def test_tokenizers_split_an_answer_differently(name, tokens):
     tokenizer = make_tokenizer(POLICIES[name])
     ids = tokenizer("3,8,7").input_ids
