@@ -210,8 +210,14 @@ def false_positives(probability: float) -> Experiment:
 
 
 SETTINGS: dict[str, tuple[str, Settings]] = {
-    "gap": ("A large gap in capability", {"agents": {"qwen": "qwen3-strong", "llama": "llama-weak"}}),
-    "updates": ("Many updates a step", {"prompts_per_step": 64}),
+    "gap": (
+        "A large gap in capability",
+        {"agents": {"qwen": "qwen3-strong", "llama": "llama-weak"}, "max_steps": 80},
+    ),
+    "updates": (
+        "16 updates a step, at a higher learning rate",
+        {"prompts_per_step": 64, "learning_rate": 3e-4, "max_steps": 80},
+    ),
     "adversary": ("A collaborator that is confidently wrong", {"agents": {"qwen": "qwen3", "llama": "llama-wrong"}}),
 }
 
@@ -566,6 +572,9 @@ def effects_table(experiment: Experiment, results: Results) -> Table:
     )
 
 
+LABEL_GAP = 0.025  # of accuracy, between the labels of a picture
+
+
 def draw(experiment: Experiment, results: Results, path: Path):
     """Held-out accuracy against generated tokens, a panel for each agent; readable without colour."""
     import matplotlib
@@ -576,21 +585,25 @@ def draw(experiment: Experiment, results: Results, path: Path):
     styles = [("-", "o"), ("--", "s"), ("-.", "^"), (":", "D"), ((0, (6, 1, 1, 1, 1, 1)), "v"), ((0, (1, 3)), "x")]
     figure, panels = pyplot.subplots(1, len(experiment.agents), figsize=(11, 4.4), sharey=True, layout="constrained")
     for panel, agent in zip(panels, experiment.agents, strict=True):
+        ends = []
         for (method, of_method), (line, marker) in zip(results.items(), styles, strict=False):
             points = list(zip(*(result["curve"] for result in of_method), strict=True))
             tokens = [statistics.fmean(p["generated"][agent] for p in of_seeds) / 1000 for of_seeds in points]
             estimates = [t_interval([p["accuracy"][agent]["avg@8"] for p in of_seeds]) for of_seeds in points]
             values = [estimate.value for estimate in estimates]
             panel.plot(tokens, values, color="black", linestyle=line, marker=marker, markersize=4, linewidth=1.2)
-            panel.fill_between(
-                tokens, [e.low for e in estimates], [e.high for e in estimates], color="black", alpha=0.08, linewidth=0
-            )
-            panel.annotate(
-                method, (tokens[-1], values[-1]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8
-            )
+            low, high = [estimate.low for estimate in estimates], [estimate.high for estimate in estimates]
+            panel.fill_between(tokens, low, high, color="black", alpha=0.08, linewidth=0)
+            ends.append((values[-1], tokens[-1], method))
+        height = 0.0
+        for value, x, method in sorted(ends):
+            # Labels are a line apart, whatever the curves do.
+            height = max(value, height + LABEL_GAP)
+            arrow, box = {"arrowstyle": "-", "lw": 0.4}, {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+            panel.annotate(method, (x, value), (x + 1.5, height), va="center", fontsize=8, arrowprops=arrow, bbox=box)
         panel.set_title(agent)
         panel.set_xlabel("tokens it generated, thousands")
-        panel.set_xlim(0, panel.get_xlim()[1] * 1.35)
+        panel.set_xlim(0, panel.get_xlim()[1] * 1.15)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("mean reward on held-out prompts")
     figure.savefig(path, dpi=110)
