@@ -211,8 +211,12 @@ def false_positives(probability: float) -> Experiment:
 
 SETTINGS: dict[str, tuple[str, Settings]] = {
     "gap": (
-        "A large gap in capability",
+        "A gap in capability: one agent hardly ever right",
         {"agents": {"qwen": "qwen3-strong", "llama": "llama-weak"}, "max_steps": 80},
+    ),
+    "wide-gap": (
+        "A wider gap: one agent next to never right",
+        {"agents": {"qwen": "qwen3-strong", "llama": "llama-weaker"}, "max_steps": 80},
     ),
     "updates": (
         "16 updates a step, at a higher learning rate",

@@ -193,13 +193,19 @@ POLICIES: dict[str, PolicySpec] = {
     "llama-comma": PolicySpec("llama", merges=_merge_each(",d"), error_ranges=((0.0, 0.6), (0.0, 0.6), (0.1, 0.5))),
     "qwen3-comma": PolicySpec("qwen3", merges=_merge_each("d,"), error_ranges=((0.2, 0.95), (0.0, 0.45), (0.0, 0.35))),
     "llama-bytes": PolicySpec("llama", merges=(), error_ranges=((0.0, 0.55), (0.4, 0.95), (0.6, 1.0))),
-    # Two that are far apart: one is right in most of its answers, the other in hardly any, and it has never seen a
+    # Far apart: one is right in most of its answers, one in a few, one in next to none. The last two have never seen a
     # symbol of the third family.
     "qwen3-strong": PolicySpec("qwen3", merges=(), error_ranges=((0.0, 0.25), (0.0, 0.25), (0.0, 0.2))),
     "llama-weak": PolicySpec(
         "llama",
         merges=_merge_each("d,", "d=", "d;"),
         error_ranges=((0.3, 0.9), (0.3, 0.9), (0.5, 0.5)),
+        mix=(1.0, 1.0, 0.0),
+    ),
+    "llama-weaker": PolicySpec(
+        "llama",
+        merges=_merge_each("d,", "d=", "d;"),
+        error_ranges=((0.6, 0.98), (0.6, 0.98), (0.5, 0.5)),
         mix=(1.0, 1.0, 0.0),
     ),
     # Taught wrong facts without a doubt in two families, and no convention in the third.
