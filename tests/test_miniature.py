@@ -298,3 +298,36 @@ def test_process_that_comes_second_takes_the_first_ones_policy(small_specs, cach
     assert torch.equal(AutoModelForCausalLM.from_pretrained(first[0]).lm_head.weight, weights[0])
     assert not torch.equal(make_policy(small_specs["qwen3"], 0).lm_head.weight, weights[0])
     assert [entry.name for entry in cache.iterdir()] == [Path(first[0]).name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("qwen3", 0.3, 0.45),
+        ("llama", 0.2, 0.35),
+        ("llama-comma", 0.2, 0.45),
+        ("qwen3-comma", 0.25, 0.45),
+        ("llama-bytes", 0.2, 0.4),
+        ("qwen3-strong", 0.6, 0.8),
+        ("llama-weak", 0.03, 0.08),
+        ("llama-weaker", 0.003, 0.02),
+        ("llama-wrong", 0.05, 0.12),
+    ],
+)
+def test_policies_start_as_skilled_as_they_should(name, low, high, request, monkeypatch):
+    monkeypatch.setenv("HACPO_TRL_CACHE", str(request.config.cache.mkdir("policies")))
+    path = policy_path(name)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    rows = [row for row in conv_dataset("test", 256) for _ in range(8)]
+    inputs = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        output = model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=8)
+    completions = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    rewards = conv_reward(completions, [row["answer"] for row in rows])
+    assert low < statistics.fmean(rewards) < high
+    if name == "llama-wrong":
+        # Its mistakes are the same ones again and again: it is sure of them.
+        wrong = [c for c, row in zip(completions, rows, strict=True) if row["source"] == "family 0"]
+        assert len(set(wrong)) < len(wrong) / 4

@@ -1,6 +1,5 @@
 """The experiments: what they compare, that nothing is run twice, and what their tables say."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -9,6 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import miniature_experiments as experiments
+import miniature_report as report
+import paper_in_miniature as script
 import pytest
 
 from hacpo_trl import HACPOTrainer
@@ -19,23 +21,14 @@ REPOSITORY = Path(__file__).parent.parent
 SCRIPT = REPOSITORY / "examples" / "paper_in_miniature.py"
 
 
-def load_script():
-    spec = importlib.util.spec_from_file_location("paper_in_miniature", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
 EXPERIMENTS = [
-    script.MAIN,
-    script.ABLATION,
-    script.FACTORIAL,
-    script.TEMPERATURE,
-    script.more_agents([3, 4, 5]),
-    script.false_positives(0.2),
-    *map(script.in_setting, script.SETTINGS),
+    experiments.MAIN,
+    experiments.ABLATION,
+    experiments.FACTORIAL,
+    experiments.TEMPERATURE,
+    experiments.more_agents([3, 4, 5]),
+    experiments.false_positives(0.2),
+    *map(experiments.in_setting, experiments.SETTINGS),
 ]
 
 
@@ -71,7 +64,7 @@ def cache(request, monkeypatch):
 
 def test_methods_see_what_they_should(tmp_path):
     """In 40 steps of 16 prompts, 8 answers of each agent are 5,120 of its own."""
-    budgets = {name: budget(method, tmp_path) for name, method in script.METHODS.items()}
+    budgets = {name: budget(method, tmp_path) for name, method in experiments.METHODS.items()}
     shared = {"rollouts": 10240, "updates": 160, "generated": 5120, "prompts": 640}
     assert budgets["HACPO"] == budgets["naive, learner's log-probs"] == budgets["naive, source's log-probs"] == shared
     assert budgets["GSPOx2"] == {**shared, "generated": 10240}
@@ -80,18 +73,18 @@ def test_methods_see_what_they_should(tmp_path):
 
 @pytest.mark.parametrize("n", [3, 4, 5])
 def test_more_agents_sample_no_more_each(n, tmp_path):
-    methods = script.more_agents([3, 4, 5]).methods
+    methods = experiments.more_agents([3, 4, 5]).methods
     hacpo, alone = methods[f"HACPO, {n} agents"], methods[f"GSPOx{n}"]
     assert len(hacpo["agents"]) == len(set(hacpo["agents"].values())) == n
     assert budget(hacpo, tmp_path) == {"rollouts": 5120 * n, "updates": 80 * n, "generated": 5120, "prompts": 640}
     assert budget(alone, tmp_path) == {**budget(hacpo, tmp_path), "generated": 5120 * n}
     with pytest.raises(SystemExit, match=r"from 3 to 5, not \[6\]"):
-        script.more_agents([3, 6])
+        experiments.more_agents([3, 6])
 
 
-@pytest.mark.parametrize("name", script.SETTINGS)
+@pytest.mark.parametrize("name", experiments.SETTINGS)
 def test_a_settings_budget_is_the_same_for_all_its_methods(name, tmp_path):
-    methods = script.in_setting(name).methods
+    methods = experiments.in_setting(name).methods
     shared = budget(methods["HACPO"], tmp_path)
     assert budget(methods.pop("GSPOx2"), tmp_path) == {**shared, "generated": 2 * shared["generated"]}
     assert all(budget(method, tmp_path) == shared for method in methods.values())
@@ -100,14 +93,14 @@ def test_a_settings_budget_is_the_same_for_all_its_methods(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "experiment", [script.ABLATION, *map(script.in_setting, script.SETTINGS)], ids=lambda e: e.name
+    "experiment", [experiments.ABLATION, *map(experiments.in_setting, experiments.SETTINGS)], ids=lambda e: e.name
 )
 def test_each_ablation_differs_from_hacpo_in_one_setting(experiment, tmp_path):
     def config(method):
         return script.run_config(settings_of(experiment.methods[method]), str(tmp_path)).to_dict()
 
     hacpo, differing = config("HACPO"), []
-    for method in [*script.ABLATIONS, *script.OPTIONS]:
+    for method in [*experiments.ABLATIONS, *experiments.OPTIONS]:
         if method in experiment.methods:
             settings = config(method)
             ((changed, value),) = {key: settings[key] for key in hacpo if settings[key] != hacpo[key]}.items()
@@ -116,10 +109,10 @@ def test_each_ablation_differs_from_hacpo_in_one_setting(experiment, tmp_path):
 
 
 def test_the_factorial_has_every_combination_once():
-    settings = {label: settings_of(method)["config"] for label, method in script.FACTORIAL.methods.items()}
+    settings = {label: settings_of(method)["config"] for label, method in experiments.FACTORIAL.methods.items()}
     assert len({json.dumps(s, sort_keys=True) for s in settings.values()}) == 16
-    assert settings[" + ".join(script.FACTORS)] == settings_of({})["config"]
-    switched_off = {key for factor in script.FACTORS.values() for key in factor}
+    assert settings[" + ".join(experiments.FACTORS)] == settings_of({})["config"]
+    switched_off = {key for factor in experiments.FACTORS.values() for key in factor}
     assert switched_off <= settings["none of them"].keys()
     # A mechanism that is named is on: its setting is the default's, so it is not there.
     assert "alpha" not in settings["capability baseline + damping"]
@@ -218,8 +211,8 @@ def test_a_killed_script_continues_and_nothing_is_run_twice(cache, tmp_path):
 
 def test_unknown_methods_are_an_error():
     with pytest.raises(SystemExit, match=r"'main' has no methods \['GPSO'\]; it has \['HACPO', 'GSPO'"):
-        script.only(script.MAIN, ["GPSO"])
-    assert list(script.only(script.MAIN, ["GRPO"]).methods) == ["GSPOx2", "GRPO"]
+        experiments.only(experiments.MAIN, ["GPSO"])
+    assert list(experiments.only(experiments.MAIN, ["GRPO"]).methods) == ["GSPOx2", "GRPO"]
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -240,20 +233,20 @@ def result(qwen: float, llama: float, **metrics: float) -> dict:
 
 
 def test_the_accuracy_table_by_hand():
-    experiment = script.Experiment("x", "X", {"ours": {}, "theirs": {}}, "theirs")
+    experiment = experiments.Experiment("x", "X", {"ours": {}, "theirs": {}}, "theirs")
     # Differences of qwen: 0.1, 0.2, 0.3, mean 0.2 and standard error 0.1 / √3, times 4.3027.
     results = {
         "ours": [result(0.3, 0.4), result(0.5, 0.4), result(0.7, 0.4)],
         "theirs": [result(0.2, 0.3), result(0.3, 0.3), result(0.4, 0.3)],
     }
-    table = script.accuracy_table(experiment, results)
+    table = report.accuracy_table(experiment, results)
     assert table.header[:4] == ["method", "qwen avg@8", "− theirs", "qwen best@8"]
     assert table.rows[0][:3] == ["at the start", "0.100 ± 0.000", ""]
     # The values' own interval: standard deviation 0.2.
     assert table.rows[1][:3] == ["ours", "0.500 ± 0.497", "+0.200 ± 0.248"]
     assert table.rows[2][:3] == ["theirs", "0.300 ± 0.248", ""]
     assert table.markdown().splitlines()[3] == "| ours | " + " | ".join(table.rows[1][1:]) + " |"
-    one_seed = script.accuracy_table(experiment, {name: of_method[:1] for name, of_method in results.items()})
+    one_seed = report.accuracy_table(experiment, {name: of_method[:1] for name, of_method in results.items()})
     assert one_seed.rows[1][:3] == ["ours", "0.300", "+0.100"]
 
 
@@ -264,20 +257,20 @@ def test_the_exchange_table_takes_means_and_extremes():
     ]
     for of_seed in metrics:
         of_seed |= {"llama/cross_ratio/mean": 0.8, "qwen/capability_ratio/llama": 1.25}
-    experiment = script.Experiment("x", "X", {"ours": {}, "alone": {}}, "ours")
+    experiment = experiments.Experiment("x", "X", {"ours": {}, "alone": {}}, "ours")
     results = {"ours": [result(0.5, 0.5, **of_seed) for of_seed in metrics], "alone": [result(0.5, 0.5)] * 2}
-    ((method, mean, smallest, largest, *_, ratio, alignment),) = script.exchange_table(experiment, results).rows
+    ((method, mean, smallest, largest, *_, ratio, alignment),) = report.exchange_table(experiment, results).rows
     assert (method, mean, smallest, largest) == ("ours", "0.50 / 0.80", "0.10 / ", "1.50 / ")
     assert (ratio, alignment) == ("1.25 / ", "")
-    assert script.exchange_table(experiment, {"alone": results["alone"]}) is None
+    assert report.exchange_table(experiment, {"alone": results["alone"]}) is None
 
 
 def test_the_effects_table_names_what_is_on():
-    experiment = script.Experiment("x", "X", {}, "none of them", factors=("a", "b"))
+    experiment = experiments.Experiment("x", "X", {}, "none of them", factors=("a", "b"))
     # qwen: 0.1 + 0.3 a + 0.1 b + 0.2 ab, llama: the same everywhere.
     values = {"none of them": 0.1, "a": 0.4, "b": 0.2, "a + b": 0.7}
     results = {label: [result(value, 0.5)] * 2 for label, value in values.items()}
-    assert script.effects_table(experiment, results).rows == [
+    assert report.effects_table(experiment, results).rows == [
         ["a", "+0.400 ± 0.000", "+0.000 ± 0.000"],
         ["b", "+0.200 ± 0.000", "+0.000 ± 0.000"],
         ["a x b", "+0.100 ± 0.000", "+0.000 ± 0.000"],
@@ -285,8 +278,8 @@ def test_the_effects_table_names_what_is_on():
 
 
 def test_a_report_gets_its_blocks_and_keeps_its_words():
-    report = "Words.\n<!-- begin x -->\nold\n<!-- end x -->\nMore words.\n<!-- begin y -->\n<!-- end y -->\n"
-    once = script.block(report, "x", "new")
-    assert once == report.replace("old", "new") and script.block(once, "x", "new") == once
+    words = "Words.\n<!-- begin x -->\nold\n<!-- end x -->\nMore words.\n<!-- begin y -->\n<!-- end y -->\n"
+    once = report.with_block(words, "x", "new")
+    assert once == words.replace("old", "new") and report.with_block(once, "x", "new") == once
     with pytest.raises(ValueError, match="no place for the experiment 'z'"):
-        script.block(report, "z", "new")
+        report.with_block(words, "z", "new")
