@@ -18,6 +18,7 @@ Policies are evaluated at temperature 1 by the true verifier, whatever they are 
 
 import argparse
 import fcntl
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -224,7 +225,7 @@ class Runs:
         return json.dumps(settings, sort_keys=True)
 
     def append(self, settings: Mapping[str, Any], result: Mapping[str, Any]):
-        line = json.dumps({"settings": settings, "result": result}, ensure_ascii=False) + "\n"
+        line = json.dumps({"settings": settings, "result": result}) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -250,6 +251,8 @@ def _done(pool: ProcessPoolExecutor, function: Callable, arguments: Sequence[Any
     jobs = {pool.submit(function, argument): argument for argument in arguments}
     try:
         for job in as_completed(jobs):
+            if (error := job.exception()) is not None:
+                raise RuntimeError(f"{title}: {jobs[job]} failed.") from error
             yield jobs[job], job.result()
             progress.advance(task)
     finally:
@@ -261,6 +264,8 @@ def make_runs(wanted: Sequence[dict[str, Any]], runs: Runs, workers: int, consol
     """Makes the runs that are missing, and before them the policies that they begin with."""
     finished = runs.read()
     missing = {key: settings for settings in wanted if (key := runs.key(settings)) not in finished}
+    if not missing:
+        return
     policies = {(policy, s["config"]["seed"]) for s in missing.values() for policy in s["agents"].values()}
     unmade = sorted(policy for policy in policies if not policy_directory(*policy).is_dir())
     columns = (
@@ -310,7 +315,9 @@ def present(experiment: Experiment, results: Mapping[str, Any], args: argparse.N
         console.print(table.rich(f"{experiment.title}: {title}"))
         parts.append(f"{title}:\n\n{table.markdown()}")
     output_dir = Path(args.output_dir)
-    if experiment.picture and len(args.seeds) > 1:
+    if experiment.picture and len(args.seeds) > 1 and importlib.util.find_spec("matplotlib") is None:
+        console.print("No picture was drawn: that needs matplotlib (pip install '.[report]').")
+    elif experiment.picture and len(args.seeds) > 1:
         picture = (Path(args.report).parent if args.report else output_dir) / f"{experiment.picture}.png"
         draw(experiment, results, picture)
         parts.append(f"![Held-out accuracy of the methods against generated tokens]({picture.name})")

@@ -12,6 +12,7 @@ import miniature_experiments as experiments
 import miniature_report as report
 import paper_in_miniature as script
 import pytest
+from rich.console import Console
 
 from hacpo_trl import HACPOTrainer
 from hacpo_trl.miniature import conv_dataset, conv_reward, policy_path
@@ -157,6 +158,15 @@ def test_a_line_that_was_broken_off_is_no_run(tmp_path):
     ]
 
 
+def test_a_run_that_fails_is_named_and_the_others_do_not_begin(cache, tmp_path):
+    wanted = [script.full_settings({"num_generations": n}, 0, script.Scale(max_steps=1)) for n in (1, 8)]
+    runs = script.Runs(tmp_path / "runs.jsonl")
+    with pytest.raises(RuntimeError, match=r"runs: .*'num_generations': 1,.* failed") as error:
+        script.make_runs(wanted, runs, 1, Console(quiet=True))
+    assert "num_generations must be at least 2, not 1" in str(error.value.__cause__)
+    assert runs.read() == {}
+
+
 def test_evaluating_on_the_way_changes_no_training(cache, tmp_path):
     """A run at temperature 1.5 trains as it does without curves and evaluations, which are at temperature 1."""
     settings = script.full_settings({"temperature": 1.5}, 0, script.Scale(test_size=8, max_steps=8))
@@ -206,7 +216,7 @@ def test_a_killed_script_continues_and_nothing_is_run_twice(cache, tmp_path):
         assert runs.read_text().startswith(first) and len(lines) == 4
         assert len({json.dumps(json.loads(line)["settings"], sort_keys=True) for line in lines}) == 4
     assert "Methods: Accuracy on held-out prompts" in printed and "HACPO" in printed
-    assert "| GSPOx2 | " in (tmp_path / "main.md").read_text() and (tmp_path / "main.png").stat().st_size > 10_000
+    assert "| GSPOx2 | " in (tmp_path / "main.md").read_text() and (tmp_path / "methods.png").stat().st_size > 10_000
 
 
 def test_unknown_methods_are_an_error():
