@@ -130,6 +130,27 @@ def conv_reward(completions: list[str], answer: list[str], **kwargs) -> list[flo
     return [float(text in accepted.split("|")) for text, accepted in zip(completions, answer, strict=True)]
 
 
+def noisy_conv_reward(
+    prompts: list[str], completions: list[str], answer: list[str], false_positives: float, seed: int, **kwargs
+) -> list[float]:
+    """
+    `conv_reward` of a verifier that makes mistakes: it accepts a wrong answer with probability `false_positives`.
+
+    Prompt, text and seed decide: the same answer to the same prompt gets the same verdict, whoever gives it and
+    however often. So a mistake is one that agents can learn to exploit. `functools.partial` fixes the last two
+    arguments.
+
+    Raises:
+        ValueError: if `false_positives` is no probability.
+    """
+    if not 0 <= false_positives <= 1:
+        raise ValueError(f"false_positives is a probability, from 0 to 1, not {false_positives}.")
+    return [
+        max(reward, float(random.Random(f"{seed} {prompt} {text}").random() < false_positives))
+        for prompt, text, reward in zip(prompts, completions, conv_reward(completions, answer), strict=True)
+    ]
+
+
 # -------------------------------------------------------------------------------------------------------- the policies
 
 
@@ -157,12 +178,39 @@ class PolicySpec:
     """Peak learning rate of the warm start."""
 
 
+def _merge_each(*patterns: str) -> tuple[tuple[str, str], ...]:
+    """Merges of two characters, for every digit in place of "d": "d," merges "0,", "1,", ..."""
+    pairs = [pattern.replace("d", digit) for digit in "0123456789" for pattern in patterns]
+    return tuple((left, right) for left, right in pairs)
+
+
 POLICIES: dict[str, PolicySpec] = {
     "qwen3": PolicySpec("qwen3", merges=(), error_ranges=((0.0, 0.45), (0.2, 0.95), (0.0, 0.35))),
     "llama": PolicySpec(
+        "llama", merges=_merge_each("d,", "d=", "d;"), error_ranges=((0.4, 0.95), (0.0, 0.55), (0.6, 1.0))
+    ),
+    # Further agents beside these two, each with a tokenizer and mistakes of its own, about as good.
+    "llama-comma": PolicySpec("llama", merges=_merge_each(",d"), error_ranges=((0.0, 0.6), (0.0, 0.6), (0.1, 0.5))),
+    "qwen3-comma": PolicySpec("qwen3", merges=_merge_each("d,"), error_ranges=((0.2, 0.95), (0.0, 0.45), (0.0, 0.35))),
+    "llama-bytes": PolicySpec("llama", merges=(), error_ranges=((0.0, 0.55), (0.4, 0.95), (0.6, 1.0))),
+    # Far apart: one is right in most of its answers, one in a few, one in next to none. The last two have never seen a
+    # symbol of the third family.
+    "qwen3-strong": PolicySpec("qwen3", merges=(), error_ranges=((0.0, 0.25), (0.0, 0.25), (0.0, 0.2))),
+    "llama-weak": PolicySpec(
         "llama",
-        merges=tuple((digit, separator) for digit in "0123456789" for separator in ",=;"),
-        error_ranges=((0.4, 0.95), (0.0, 0.55), (0.6, 1.0)),
+        merges=_merge_each("d,", "d=", "d;"),
+        error_ranges=((0.3, 0.9), (0.3, 0.9), (0.5, 0.5)),
+        mix=(1.0, 1.0, 0.0),
+    ),
+    "llama-weaker": PolicySpec(
+        "llama",
+        merges=_merge_each("d,", "d=", "d;"),
+        error_ranges=((0.6, 0.98), (0.6, 0.98), (0.5, 0.5)),
+        mix=(1.0, 1.0, 0.0),
+    ),
+    # Taught wrong facts without a doubt in two families, and no convention in the third.
+    "llama-wrong": PolicySpec(
+        "llama", merges=_merge_each("d,", "d=", "d;"), error_ranges=((0.95, 1.0), (0.95, 1.0), (0.4, 0.6))
     ),
 }
 
@@ -281,14 +329,32 @@ def warm_up(
 _FORMAT = 2
 
 
+def policy_directory(name: str, seed: int = 0) -> Path:
+    """
+    Returns where a warm-started policy lies once it is made: in `$HACPO_TRL_CACHE`, by default `hacpo_trl` in the
+    Hugging Face home. The directory's name carries a hash of the spec and the seed, so that a changed spec gives
+    another directory.
+
+    Args:
+        name: a key of `POLICIES`.
+        seed: seed of the initialization, the mistakes and the prompts of the warm start.
+
+    Raises:
+        ValueError: if there is no policy of that name.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"There is no policy {name!r} in the miniature; it has {', '.join(map(repr, POLICIES))}.")
+    root = os.environ.get("HACPO_TRL_CACHE") or os.path.join(constants.HF_HOME, "hacpo_trl")
+    digest = hashlib.sha256(repr((_FORMAT, POLICIES[name], seed)).encode()).hexdigest()[:12]
+    return Path(root).expanduser().absolute() / f"{name}-seed{seed}-{digest}"
+
+
 def policy_path(name: str, seed: int = 0, progress: Callable[[str], None] | None = None) -> str:
     """
     Returns the directory of a warm-started policy and its tokenizer, made on first use (about 10 CPU-seconds).
 
-    `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load it. It lies in `$HACPO_TRL_CACHE`,
-    by default `hacpo_trl` in the Hugging Face home. Its name carries a hash of the spec and the seed, so that a
-    changed spec gives another directory. All processes of a launch may call this at once: a directory appears there
-    complete or not at all, and the first one stays.
+    `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load it. All processes of a launch may
+    call this at once: a directory appears complete or not at all (see `policy_directory`), and the first one stays.
 
     Args:
         name: a key of `POLICIES`.
@@ -298,17 +364,11 @@ def policy_path(name: str, seed: int = 0, progress: Callable[[str], None] | None
     Raises:
         ValueError: if there is no policy of that name.
     """
-    if name not in POLICIES:
-        raise ValueError(f"There is no policy {name!r} in the miniature; it has {', '.join(map(repr, POLICIES))}.")
-    spec = POLICIES[name]
-    root = (
-        Path(os.environ.get("HACPO_TRL_CACHE") or os.path.join(constants.HF_HOME, "hacpo_trl")).expanduser().absolute()
-    )
-    digest = hashlib.sha256(repr((_FORMAT, spec, seed)).encode()).hexdigest()[:12]
-    path = root / f"{name}-seed{seed}-{digest}"
+    path = policy_directory(name, seed)
     if path.is_dir():
         return str(path)
 
+    spec, root = POLICIES[name], path.parent
     message = f"Making the tiny policy {name!r}, once: {spec.steps} steps of supervised warm start"
     logger.info(f"{message}, in {path}")
     if progress is not None:

@@ -14,6 +14,7 @@ from hacpo_trl.miniature import (
     conv_reward,
     make_policy,
     make_tokenizer,
+    noisy_conv_reward,
     policy_path,
     warm_up,
 )
@@ -101,6 +102,27 @@ def test_reward_is_exact():
         conv_reward(["6,7,9"], ["6,7,9", "6,7,9"])
 
 
+def test_a_noisy_verifier_accepts_its_share_of_wrong_answers_and_always_the_same():
+    prompts = [f"{i}=" for i in range(200)]
+    rows = [(prompt, f"{i},1,1", "6,7,9") for prompt in prompts for i in range(50)]
+    prompts, completions, answer = map(list, zip(*rows, strict=True))
+    accepted = noisy_conv_reward(prompts, completions, answer, false_positives=0.2, seed=3)
+    # ± 4 standard errors.
+    assert statistics.fmean(accepted) == pytest.approx(0.2, abs=4 * (0.2 * 0.8 / 10_000) ** 0.5)
+    # In any order, whoever asks.
+    reverse = noisy_conv_reward(prompts[::-1], completions[::-1], answer, false_positives=0.2, seed=3, agent="x")
+    assert reverse[::-1] == accepted
+    assert noisy_conv_reward(prompts, completions, answer, false_positives=0.2, seed=4) != accepted
+    # More noise accepts what less noise does, and more.
+    more = noisy_conv_reward(prompts, completions, answer, false_positives=0.3, seed=3)
+    assert all(a <= b for a, b in zip(accepted, more, strict=True)) and sum(more) > sum(accepted)
+    assert noisy_conv_reward(prompts, completions, answer, false_positives=0.0, seed=3) == [0.0] * 10_000
+    # A right answer is always accepted.
+    assert noisy_conv_reward(["a"] * 99, ["6,7,9"] * 99, answer[:99], false_positives=0.2, seed=3) == [1.0] * 99
+    with pytest.raises(ValueError, match="from 0 to 1, not 5"):
+        noisy_conv_reward(["a"], ["1"], ["1"], false_positives=5, seed=0)
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_from_six_tokens_on_only_an_ended_answer_is_rewarded(name):
     tokenizer = make_tokenizer(POLICIES[name])
@@ -111,7 +133,16 @@ def test_from_six_tokens_on_only_an_ended_answer_is_rewarded(name):
     assert conv_reward([tokenizer.decode([*answer, 1], skip_special_tokens=True)], ["3,8,7"]) == [1.0]
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("qwen3", list("3,8,7")), ("llama", ["3,", "8,", "7"])])
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("qwen3", list("3,8,7")),
+        ("llama", ["3,", "8,", "7"]),
+        ("llama-comma", ["3", ",8", ",7"]),
+        ("qwen3-comma", ["3,", "8,", "7"]),
+        ("llama-bytes", list("3,8,7")),
+    ],
+)
 def test_tokenizers_split_an_answer_differently(name, tokens):
     tokenizer = make_tokenizer(POLICIES[name])
     ids = tokenizer("3,8,7").input_ids
@@ -199,7 +230,7 @@ def test_path_is_made_once_and_loads_as_it_was_made(name, small_specs, cache, mo
     assert len(lines) == 1
 
     model = AutoModelForCausalLM.from_pretrained(path)
-    assert model.config.model_type == name and model.dtype == torch.float32
+    assert model.config.model_type == small_specs[name].architecture and model.dtype == torch.float32
     for config in (model.config, model.generation_config):
         assert (config.pad_token_id, config.eos_token_id, config.bos_token_id) == (0, 1, None)
     loaded = model.state_dict()
@@ -267,3 +298,36 @@ def test_process_that_comes_second_takes_the_first_ones_policy(small_specs, cach
     assert torch.equal(AutoModelForCausalLM.from_pretrained(first[0]).lm_head.weight, weights[0])
     assert not torch.equal(make_policy(small_specs["qwen3"], 0).lm_head.weight, weights[0])
     assert [entry.name for entry in cache.iterdir()] == [Path(first[0]).name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("qwen3", 0.3, 0.45),
+        ("llama", 0.2, 0.35),
+        ("llama-comma", 0.2, 0.45),
+        ("qwen3-comma", 0.25, 0.45),
+        ("llama-bytes", 0.2, 0.4),
+        ("qwen3-strong", 0.6, 0.8),
+        ("llama-weak", 0.03, 0.08),
+        ("llama-weaker", 0.003, 0.02),
+        ("llama-wrong", 0.05, 0.12),
+    ],
+)
+def test_policies_start_as_skilled_as_they_should(name, low, high, request, monkeypatch):
+    monkeypatch.setenv("HACPO_TRL_CACHE", str(request.config.cache.mkdir("policies")))
+    path = policy_path(name)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    rows = [row for row in conv_dataset("test", 256) for _ in range(8)]
+    inputs = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        output = model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=8)
+    completions = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    rewards = conv_reward(completions, [row["answer"] for row in rows])
+    assert low < statistics.fmean(rewards) < high
+    if name == "llama-wrong":
+        # Its mistakes are the same ones again and again: it is sure of them.
+        wrong = [c for c, row in zip(completions, rows, strict=True) if row["source"] == "family 0"]
+        assert len(set(wrong)) < len(wrong) / 4

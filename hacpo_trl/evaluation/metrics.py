@@ -146,7 +146,7 @@ def group_equal_answers(
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems with its 95% interval.
+    """A mean with its 95% interval.
 
     Attributes:
         value: The mean.

@@ -1,0 +1,200 @@
+"""What `paper_in_miniature.py` says of its runs: tables, a picture, and a report's blocks."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rich.table
+from miniature_experiments import Experiment, factorial_label
+
+from hacpo_trl.evaluation.metrics import Estimate
+from hacpo_trl.statistics import factorial_effects, paired_difference, t_interval
+
+
+Results = Mapping[str, Sequence[Mapping[str, Any]]]  # method -> a result for each seed, in the order of seeds
+
+
+def number(estimate: Estimate | float, sign: str = "") -> str:
+    """`0.855 ± 0.041`: a mean and half of its 95 % interval."""
+    if isinstance(estimate, float):
+        return f"{estimate:{sign}.3f}"
+    return f"{estimate.value:{sign}.3f} ± {estimate.high - estimate.value:.3f}"
+
+
+def mean(values: Sequence[float]) -> Estimate | float:
+    """With its interval where there is more than one seed."""
+    return t_interval(values) if len(values) > 1 else float(values[0])
+
+
+def difference(values: Sequence[float], reference: Sequence[float]) -> Estimate | float:
+    return paired_difference(values, reference) if len(values) > 1 else float(values[0] - reference[0])
+
+
+def final(results: Sequence[Mapping[str, Any]], agent: str, metric: str = "avg@8", when: str = "after") -> list[float]:
+    """One agent's accuracy for each seed."""
+    return [result[when][agent][metric] for result in results]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table for the terminal and for Markdown."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def rich(self, title: str) -> rich.table.Table:
+        table = rich.table.Table(title=title)
+        for position, column in enumerate(self.header):
+            table.add_column(column, justify="right" if position else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+def accuracy_table(experiment: Experiment, results: Results) -> Table:
+    """Held-out accuracy of every method, and its paired difference to the reference."""
+    header = ["method"]
+    for agent in experiment.agents:
+        header += [f"{agent} avg@8", f"− {experiment.reference}", f"{agent} best@8"]
+    rows = []
+    for method, of_method in results.items():
+        rows.append([method])
+        for agent in experiment.agents:
+            values, reference = final(of_method, agent), final(results[experiment.reference], agent)
+            against = "" if method == experiment.reference else number(difference(values, reference), "+")
+            rows[-1] += [number(mean(values)), against, number(mean(final(of_method, agent, "best@8")))]
+    start = ["at the start"]
+    for agent in experiment.agents:
+        before = {
+            metric: final(results[experiment.reference], agent, metric, "before") for metric in ("avg@8", "best@8")
+        }
+        start += [number(mean(before["avg@8"])), "", number(mean(before["best@8"]))]
+    return Table(header, [start, *rows])
+
+
+def cost_table(results: Results) -> Table:
+    """Updates, tokens and CPU seconds of a run, evaluations included in the seconds."""
+    header = ["method", "updates", "generated tokens", "scored", "trained", "CPU s"]
+    rows = []
+    for method, of_method in results.items():
+        count = len(of_method)
+        tokens = [sum(r["tokens"][kind] for r in of_method) / count for kind in ("generated", "scored", "trained")]
+        seconds = sum(r["cpu_seconds"] for r in of_method) / count
+        rows.append([method, str(of_method[0]["updates"]), *(f"{t:,.0f}" for t in tokens), f"{seconds:.0f}"])
+    return Table(header, rows)
+
+
+# Title, prefix of the metrics of an agent, and how seeds (and peers) are put together.
+EXCHANGE_COLUMNS = (
+    ("cross ratio", "cross_ratio/mean", statistics.fmean),
+    ("smallest", "cross_ratio/min", min),
+    ("largest", "cross_ratio/max", max),
+    ("discarded below", "clip_ratio/cross_below", statistics.fmean),
+    ("discarded above", "clip_ratio/cross_above", statistics.fmean),
+    ("ω", "capability_ratio/", statistics.fmean),
+    ("ρ", "alignment/", statistics.fmean),
+)
+
+
+def exchange_table(experiment: Experiment, results: Results) -> Table | None:
+    """What the exchange looked like in the last tenth of the updates, for each agent as the learner."""
+    header = ["method", *(f"{title}, {' / '.join(experiment.agents)}" for title, _, _ in EXCHANGE_COLUMNS)]
+    rows = []
+    for method, of_method in results.items():
+        row = [method]
+        for _, prefix, together in EXCHANGE_COLUMNS:
+            cells = []
+            for agent in experiment.agents:
+                metrics = [item for result in of_method for item in result["metrics"].items()]
+                values = [value for key, value in metrics if key.startswith(f"{agent}/{prefix}")]
+                cells.append(f"{together(values):.2f}" if values else "")
+            row.append(" / ".join(cells) if any(cells) else "")
+        if row[1]:
+            rows.append(row)
+    return Table(header, rows) if rows else None
+
+
+def effects_table(experiment: Experiment, results: Results) -> Table:
+    """Main effects and two-factor interactions of a factorial design on avg@8."""
+    combinations = list(itertools.product((False, True), repeat=len(experiment.factors)))
+    effects = {
+        agent: factorial_effects(
+            {on: final(results[factorial_label(experiment.factors, on)], agent) for on in combinations}
+        )
+        for agent in experiment.agents
+    }
+    return Table(
+        ["effect on avg@8", *experiment.agents],
+        [
+            [" x ".join(experiment.factors[i] for i in subset)]
+            + [number(effects[agent][subset], "+") for agent in experiment.agents]
+            for subset in next(iter(effects.values()))
+        ],
+    )
+
+
+LABEL_GAP = 0.025  # of accuracy, between the labels of a picture
+
+
+def draw(experiment: Experiment, results: Results, path: Path):
+    """Held-out accuracy against generated tokens, a panel for each agent; readable without colour."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    styles = [("-", "o"), ("--", "s"), ("-.", "^"), (":", "D"), ((0, (6, 1, 1, 1, 1, 1)), "v"), ((0, (1, 3)), "x")]
+    figure, panels = pyplot.subplots(1, len(experiment.agents), figsize=(11, 4.4), sharey=True, layout="constrained")
+    for panel, agent in zip(panels, experiment.agents, strict=True):
+        ends = []
+        for (method, of_method), (line, marker) in zip(results.items(), styles, strict=False):
+            points = list(zip(*(result["curve"] for result in of_method), strict=True))
+            tokens = [statistics.fmean(p["generated"][agent] for p in of_seeds) / 1000 for of_seeds in points]
+            estimates = [t_interval([p["accuracy"][agent]["avg@8"] for p in of_seeds]) for of_seeds in points]
+            values = [estimate.value for estimate in estimates]
+            panel.plot(tokens, values, color="black", linestyle=line, marker=marker, markersize=4, linewidth=1.2)
+            low, high = [estimate.low for estimate in estimates], [estimate.high for estimate in estimates]
+            panel.fill_between(tokens, low, high, color="black", alpha=0.08, linewidth=0)
+            ends.append((values[-1], tokens[-1], method))
+        height = 0.0
+        for value, x, method in sorted(ends):
+            # Labels are a line apart, whatever the curves do.
+            height = max(value, height + LABEL_GAP)
+            arrow, box = {"arrowstyle": "-", "lw": 0.4}, {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
+            panel.annotate(method, (x, value), (x + 1.5, height), va="center", fontsize=8, arrowprops=arrow, bbox=box)
+        panel.set_title(agent)
+        panel.set_xlabel("tokens it generated, thousands")
+        panel.set_xlim(0, panel.get_xlim()[1] * 1.15)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("mean reward on held-out prompts")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def write_block(report: Path, name: str, content: str):
+    report.write_text(with_block(report.read_text(encoding="utf-8"), name, content), encoding="utf-8")
+
+
+def with_block(report: str, name: str, content: str) -> str:
+    """Puts an experiment's tables between its two marks in a report."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    if report.count(begin) != 1 or report.count(end) != 1:
+        raise ValueError(f"The report has no place for the experiment {name!r}. It needs the lines {begin} and {end}.")
+    head, _, rest = report.partition(begin)
+    return f"{head}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
+
+
+def tables(experiment: Experiment, results: Results) -> dict[str, Table]:
+    found = {"Accuracy on held-out prompts": accuracy_table(experiment, results)}
+    if experiment.factors:
+        found["Effects"] = effects_table(experiment, results)
+    found["Cost of a run"] = cost_table(results)
+    exchanged = exchange_table(experiment, results)
+    return found | ({"Exchange at the end": exchanged} if exchanged is not None else {})
