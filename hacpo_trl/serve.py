@@ -126,6 +126,9 @@ def server_of(agent: AgentConfig, recipe: Mapping[str, Any], python: str, on_cpu
     arguments |= agent.vllm_server_args or {}
     # Not `vllm serve`: builds of vLLM for CPUs come without that command.
     command = [python, "-m", "vllm.entrypoints.openai.api_server", *_flags(arguments)]
+    if devices and on_cpu:
+        # vLLM binds its workers alone. Its other processes would take turns on the cores of other servers.
+        command = ["taskset", "--cpu-list", devices, *command]
     return Server(agent.name, agent.vllm_server_base_url.rstrip("/"), environment, command)
 
 

@@ -62,7 +62,7 @@ def recipe(folder, **changes):
 
 def options(server: Server) -> dict[str, str | bool]:
     """`--a b --c --d e f` as {"a": "b", "c": True, "d": "e f"}."""
-    flags = " ".join(server.command[3:]).removeprefix("--").split(" --")
+    flags = " ".join(server.command[server.command.index("-m") + 2 :]).removeprefix("--").split(" --")
     return {name: value or True for name, _, value in (flag.partition(" ") for flag in flags)}
 
 
@@ -99,6 +99,7 @@ def test_commands_on_a_cpu(tmp_path):
     found = options(qwen)
     assert (found["dtype"], found["weight-transfer-config"]) == ("float32", '{"backend": "hacpo_gloo"}')
     assert qwen.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
+    assert list(qwen.command[:3]) == ["taskset", "--cpu-list", "0,1"], "all of its processes, not the workers alone"
     assert "tensor-parallel-size" not in found
 
 

@@ -64,7 +64,7 @@ class Servers:
                 "max_model_length": 1024,
                 "vllm_server_base_url": f"http://127.0.0.1:{free_port()}",
                 "vllm_group_port": free_port(),
-                "vllm_server_devices": str(core),
+                "vllm_server_devices": str(core % os.cpu_count()),
                 "vllm_server_args": {"kv_cache_memory_bytes": "256M", "enforce_eager": True},
             }
             if name == "adapter":
