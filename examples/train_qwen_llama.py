@@ -141,6 +141,7 @@ def main(script_args: ScriptArguments, training_args: HACPOConfig):
     before = next(log for log in trainer.state.log_history if "eval_reward" in log)
     after = trainer.evaluate()
     trainer.save_model()
+    trainer.save_state()
     print_summary(console, trainer, before, after)
     if training_args.push_to_hub:
         trainer.push_to_hub()

@@ -85,15 +85,16 @@ def draw(panel: Panel, path: Path):
 
     names = [name for s in panel.subplots for name in [*(c.label for c in s.curves), *(label for label, _ in s.lines)]]
     right = LABEL_OFFSET + CHARACTER * max(map(len, names)) + 0.1
+    gap = right + LEFT - 0.2  # the axis has a name at the first subplot only
     count = len(panel.subplots)
-    width, height = LEFT + count * (AXES_WIDTH + right), BOTTOM + AXES_HEIGHT + TOP
+    width, height = LEFT + count * AXES_WIDTH + (count - 1) * gap + right, BOTTOM + AXES_HEIGHT + TOP
     figure, all_axes = pyplot.subplots(1, count, figsize=(width, height), squeeze=False, sharey=True)
     figure.subplots_adjust(
         left=LEFT / width,
         right=1 - right / width,
         bottom=BOTTOM / height,
         top=1 - TOP / height,
-        wspace=right / AXES_WIDTH,
+        wspace=gap / AXES_WIDTH,
     )
     for axes, subplot in zip(all_axes[0], panel.subplots, strict=True):
         _draw_curves(axes, subplot)

@@ -62,7 +62,7 @@ def _table(panel: Panel) -> str:
 def _section(panel: Panel, picture: Path) -> str:
     data = base64.b64encode(picture.read_bytes()).decode()
     agents = ", ".join(subplot.title for subplot in panel.subplots)
-    lines = sorted({f"{name}: {number(value)}" for subplot in panel.subplots for name, value in subplot.lines})
+    lines = sorted({f"{name}: {value:.6g}" for subplot in panel.subplots for name, value in subplot.lines})
     marked = f"<p>Lines: {html.escape('; '.join(lines))}.</p>" if lines else ""
     return (
         f'<section><h2 id="{panel.name}">{html.escape(panel.title)}</h2><p>{html.escape(panel.text)}</p>'

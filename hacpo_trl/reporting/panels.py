@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..objective import cross_lower_bound
 from ..statistics import t_interval
 from .runs import Group
 
@@ -119,11 +120,10 @@ def _cross_bounds(groups: Sequence[Group]) -> list[tuple[str, float]]:
     if len(bounds) != 1:
         return []
     ((delta, delta_step, updates),) = bounds
-    return [
-        ("upper bound", 1.0),
-        ("first lower bound", 1 - delta),
-        ("last lower bound", min(1.0, 1 - delta + (updates - 1) * delta_step)),
-    ]
+    bounds = [("upper bound", 1.0), ("first lower bound", cross_lower_bound(delta, delta_step, 0))]
+    if updates is not None:
+        bounds.append(("last lower bound", cross_lower_bound(delta, delta_step, updates - 1)))
+    return bounds
 
 
 def _peers(group: Group, agent: str) -> list[str]:
@@ -250,7 +250,7 @@ def panels_of(groups: Sequence[Group]) -> list[Panel]:
         "0, a peer is surer than the learner where it is right.",
         "ρ",
         each_peer("alignment"),
-        [("none", 0.0)],
+        [("no correlation", 0.0)],
     )
     add(
         "dropped",

@@ -22,14 +22,14 @@ class Run:
         folder: Its output directory, or one of its checkpoints.
         agents: The agents' names.
         args: Its settings.
-        updates_per_step: U.
+        updates_per_step: U; None for a run without a checkpoint.
         log: The entries of its log, in their order; each has a `step`, in updates.
     """
 
     folder: Path
     agents: tuple[str, ...]
     args: HACPOConfig
-    updates_per_step: int
+    updates_per_step: int | None
     log: Sequence[Mapping[str, Any]]
 
     def series(self, key: str, missing: float | None = None) -> dict[int, float]:
@@ -43,32 +43,37 @@ class Run:
         return series | {int(entry["step"]): float(entry[key]) for entry in self.log if key in entry}
 
 
+def _step(folder: Path) -> int:
+    """The update that a folder's log has come to; -1 if it has none."""
+    path = folder / TRAINER_STATE_NAME
+    return json.loads(path.read_text(encoding="utf-8"))["global_step"] if path.is_file() else -1
+
+
 def read_run(folder: Path) -> Run:
-    """Reads a run from its last checkpoint, or the checkpoint itself.
+    """Reads a run's latest log: that of its output directory (`Trainer.save_state`) or of its last checkpoint.
 
     Raises:
         ValueError: if there is no log, or nothing has been logged yet.
     """
-    folder = Path(folder)
-    checkpoint = folder
-    if not (folder / TRAINER_STATE_NAME).is_file():
-        last = get_last_checkpoint(folder) if folder.is_dir() else None
-        if last is None:
-            raise ValueError(
-                f"{folder} is no run: it holds no checkpoint with a {TRAINER_STATE_NAME}. A run logs into its "
-                "checkpoints; give its output_dir, after its first save_steps."
-            )
-        checkpoint = Path(last)
-    log = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["log_history"]
+    last = get_last_checkpoint(folder) if folder.is_dir() else None
+    folders = [folder, *([Path(last)] if last is not None else [])]
+    newest = max(folders, key=_step)
+    if _step(newest) < 0:
+        raise ValueError(
+            f"{folder} is no run: neither it nor a checkpoint in it has a {TRAINER_STATE_NAME}. Give the "
+            "output_dir of a run, after its first save_steps."
+        )
+    log = json.loads((newest / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["log_history"]
     # Of an agent's metrics one that evaluations, named `eval_<agent>/...`, have not.
     named = (key.split("/")[0] for entry in log for key in entry if key.endswith("/grad_norm"))
     agents = tuple(sorted(set(named)))
     if not agents:
-        raise ValueError(f"{checkpoint} has no log of any agent yet.")
-    state = json.loads((checkpoint / RUN_STATE).read_text(encoding="utf-8"))
+        raise ValueError(f"{newest} has no log of any agent yet.")
+    states = [f / RUN_STATE for f in folders if (f / RUN_STATE).is_file()]
+    updates = json.loads(states[0].read_text(encoding="utf-8"))["updates_per_step"] if states else None
     # The trainer's own file, of a run of one's own: settings as Python objects.
-    args = torch.load(checkpoint / TRAINING_ARGS_NAME, weights_only=False)
-    return Run(folder, agents, args, state["updates_per_step"], log)
+    args = torch.load(newest / TRAINING_ARGS_NAME, weights_only=False)
+    return Run(folder, agents, args, updates, log)
 
 
 @dataclass(frozen=True)
