@@ -18,6 +18,11 @@ from trl.distributed import DistributedBackend
 
 from hacpo_trl import HACPOTrainer
 from hacpo_trl.miniature import conv_dataset
+from hacpo_trl.vllm_servers import weights
+
+
+# Several buckets even for tiny policies.
+weights.BUCKET_BYTES = 50_000
 
 
 def allow_fsdp_on_cpus():
@@ -44,8 +49,12 @@ def save(trainer, path: Path):
             # Every process has all parameters: the same ones.
             everywhere = accelerator.gather(tiny.parameters(trainer, name)[None])
             assert torch.equal(everywhere[0], everywhere[-1]), f"agent {name} differs between processes"
+        # What a vLLM server would be sent: gathered in buckets, by all processes.
+        buckets = weights.weight_buckets(accelerator, trainer.agents[name].policy, torch.float32)
+        sent = {key: tensor.clone() for bucket in buckets for key, tensor in bucket}
         if trainer.is_world_process_zero():
             names = [name for name, _ in trainer.agents[name].policy.named_parameters()]
+            assert list(sent) == names and all(torch.equal(sent[key], gathered[key]) for key in names), name
             state[name] = torch.cat([gathered[name].flatten() for name in names])
     if trainer.is_world_process_zero():
         torch.save(state, path.with_suffix(".pt"))
