@@ -25,6 +25,7 @@ class FakeServer:
         version: Its weight version.
         answers: Token ids of the answers it gives in turn; each is `(ids, log-probabilities)`.
         before: By path, what is done before a request is answered; an exception is answered with status 500.
+        missing: Paths that it does not have.
     """
 
     def __init__(self, tokenizer, model: str, vocab_size: int):
@@ -43,6 +44,7 @@ class FakeServer:
         self.requests: list[tuple[str, dict]] = []
         self.answers = [([5, 6, 1], [-0.5, -1.0, -1.5])]
         self.before = {}
+        self.missing: set[str] = set()
         self.restart()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
@@ -157,7 +159,7 @@ class FakeServer:
                 path = urlparse(self.path).path
                 fake.requests.append((path, body))
                 try:
-                    status, content = 200, fake.answer(path, body)
+                    status, content = (404, {}) if path in fake.missing else (200, fake.answer(path, body))
                 except IndexError as error:
                     status, content = 400, {"error": str(error)}
                 except BaseException as error:
