@@ -65,22 +65,25 @@ from hacpo_trl.scoring import completion_logps, prepare_policy
 
 @dataclass(frozen=True)
 class Result:
-    """A table to print: what it shows, its header, and its cells as text."""
+    """A table to print: what it shows, its header, its cells as text, and how many of its columns are words."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    words: int = 1
 
     def rich(self) -> Table:
         table = Table(title=self.title, title_justify="left")
         for column, name in enumerate(self.header):
-            table.add_column(name, justify="left" if column == 0 else "right")
+            table.add_column(name, justify="left" if column < self.words else "right")
         for row in self.rows:
             table.add_row(*row)
         return table
 
     def markdown(self) -> str:
-        lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
+        rule = ["---"] * self.words + ["---:"] * (len(self.header) - self.words)
+        # The bars of |y| would end a cell.
+        lines = [[cell.replace("|", r"\|") for cell in line] for line in (self.header, rule, *self.rows)]
         return f"**{self.title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
@@ -226,12 +229,12 @@ def baseline_tables(steps: int = 1000) -> list[Result]:
         for learner, agent in enumerate(("weaker", "stronger")):
             for name in BASELINES:
                 e = errors[name, learner]
-                label = f"{kind}, {agent} (p̄ = {success[:, learner].mean():.3f}): {name}"
+                label = f"{agent}, p̄ = {success[:, learner].mean():.3f}"
                 mean = f"{e.mean:+.4f} ± {e.standard_error:.4f}"
-                rows.append([label, mean, f"{e.bias:.3f}", f"{e.std:.3f}", f"{e.rmse:.3f}"])
-    header = ["population, learner: baseline", "mean over prompts", "rms bias on a prompt", "std", "rmse"]
+                rows.append([kind, label, name, mean, f"{e.bias:.3f}", f"{e.std:.3f}", f"{e.rmse:.3f}"])
+    header = ["population", "learner", "baseline", "mean over prompts", "rms bias on a prompt", "std", "rmse"]
     title = "Baselines against the learner's success probability (n = 2, G = 8, 64 prompts a step, K = 5)"
-    tables = [Result(title, header, rows)]
+    tables = [Result(title, header, rows, words=3)]
 
     rows, success, name = [], population("complementary"), "capability, no fallback"
     for window in (1, 5, 20):
@@ -468,7 +471,8 @@ def alignment_tables(pairs: int = 2000) -> list[Result]:
             positive = inner > 0
             rows.append(
                 [
-                    f"{'shared features' if shared else 'tabular'}: {settings.label}",
+                    "shared features" if shared else "tabular",
+                    settings.label,
                     f"{cosine.mean():.2f}",
                     _share(positive),
                     _share(positive[rho > 0]),
@@ -478,9 +482,10 @@ def alignment_tables(pairs: int = 2000) -> list[Result]:
                     _auc(logged, positive[has_logged]),
                 ]
             )
-    header = ["policies", "cosine", "⟨g_own, g_cross⟩ > 0", "where ρ > 0", "where ρ < 0", "corr(ρ, cosine)"]
+    header = ["policies", "ratio", "cosine", "⟨g_own, g_cross⟩ > 0", "where ρ > 0", "where ρ < 0", "corr(ρ, cosine)"]
     header += ["AUC of ρ", "AUC of the logged ρ"]
-    return [Result(f"{pairs} random pairs of softmax policies over 6 answers to 4 prompts", header, rows)]
+    title = f"{pairs} random pairs of softmax policies over 6 answers to 4 prompts"
+    return [Result(title, header, rows, words=2)]
 
 
 # ------------------------------------------------------------------------------------------------ 3. tiny policies

@@ -188,8 +188,9 @@ def own_weight_sums(rewards: torch.Tensor, learner: int, ratios: torch.Tensor) -
 def own_weight(numerator: float, denominator: float) -> float:
     """λ of the sums of `own_weight_sums`, in [0, 1].
 
-    Where the two predictions never differ, or never both exist, the rewards cannot tell; the learner's own mean, the
-    one without a bias, then gets all the weight.
+    The quotient never exceeds 1 but by rounding (Cauchy and Schwarz). It is negative where a learner's rollouts on a
+    prompt are less alike than chance has it, and then counts as 0. Where the two predictions never differ, or never
+    both exist, the rewards cannot tell; the learner's own mean, the one without a bias, then gets all the weight.
     """
     # Differences of 1e-6 between rewards of size 1 are rounding.
     if denominator <= EQUALITY_TOLERANCE**2:
@@ -205,10 +206,10 @@ def shrinkage_advantages(
         own rollout i      λ · mean of the learner's other rollouts + (1 − λ) · z
         a peer's rollout   λ · mean of the learner's rollouts       + (1 − λ) · z,      z = mean of ω^(k,j) R(y^(j))
 
-    Given λ and ω, no baseline contains the reward that it is subtracted from, so that it leaves the expected gradient
-    on own rollouts as it is (a mean that contains it scales that gradient by 1 − 1/G; a peer's reward meets the
-    learner's mean there, which does not contain it, but z does, by its share of (1 − λ)). What is left of dependence
-    is that of λ and ω themselves, which are fitted on the whole step: it falls with the number of prompts.
+    An own rollout's baseline does not contain its reward, so that, σ and the guards aside, it leaves the expected
+    gradient on own rollouts as it is (a mean that contains it scales that gradient by 1 − 1/G). λ and ω do depend on
+    the reward, as on every other of the step: an effect that falls with the number of prompts. A peer's rollout is
+    off-policy anyway, and is measured against the learner's full mean, which has less variance; z contains its reward.
 
     As an estimate of the learner's expected reward on the prompt it has the bias (1 − λ)(E z − E R^(k)); the
     capability-aware baseline has it with (n − 1)/n in place of 1 − λ. Averaged over prompts both vanish (Theorem 4.1).

@@ -316,11 +316,13 @@ def test_own_weight_says_how_alike_the_agents_find_the_prompts():
 
 
 def test_own_weight_stays_between_0_and_1():
-    # One right answer in each group: what is left out is always the opposite of the rest, 0·0.5 + 1·0.5 best.
-    assert own_weight(*own_weight_sums(rewards_of([[1, 0], [1, 1]], [[0, 1], [0, 0]]), 0, torch.ones(2))) == 0.0
-    # The peer's mean is 2·1, the learner's 0 or 1: away from the peer is better still.
-    assert own_weight(*own_weight_sums(rewards_of([[0, 0], [0.5, 0.5]]), 0, torch.tensor([1.0, 2.0]))) == 1.0
-    assert own_weight(-1.0, 2.0) == 0.0 and own_weight(3.0, 2.0) == 1.0
+    # z = 0.5: each rollout and its twin lie on opposite sides of it, −0.25 twice over 0.25 twice.
+    numerator, denominator = own_weight_sums(rewards_of([[1, 0], [1, 0]]), 0, torch.ones(2))
+    assert (numerator, denominator) == (-0.5, 0.5) and own_weight(numerator, denominator) == 0.0
+    # The twins agree, the peer does not: as much as the learner's own mean can be worth.
+    assert own_weight(*own_weight_sums(rewards_of([[0.5, 0.5], [1, 1]]), 0, torch.ones(2))) == 1.0
+    # Rounding does not lead beyond.
+    assert own_weight(2.0 + 1e-15, 2.0) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,9 @@ def test_separation_by_hand():
     # Of the pairs (positive, negative) 3 of 4 are in order: (2, 1), (4, 1), (4, 3), not (2, 3).
     score, positive = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([False, True, False, True])
     assert theory.separation(score, positive) == 0.75
+
+
+def test_tables_as_markdown():
+    result = theory.Result("a title", ["of", "|y|", "mean"], [["one", "1", "0.5"]], words=1)
+    expected = "**a title**\n\n| of | \\|y\\| | mean |\n| --- | ---: | ---: |\n| one | 1 | 0.5 |\n"
+    assert result.markdown() == expected
