@@ -378,9 +378,13 @@ class HACPOConfig(TrainingArguments):
         default="mean_reward",
         metadata={"help": "What a capability averages: rewards, or whether they are above 0 (for negative rewards)."},
     )
-    advantage_baseline: Literal["capability", "own"] = field(
+    advantage_baseline: Literal["capability", "own", "shrinkage"] = field(
         default="capability",
-        metadata={"help": "'capability': Eq. 6; 'own': mean and std of the learner's own group (ablation, Table 2)."},
+        metadata={
+            "help": "'capability': Eq. 6; 'own': mean and std of the learner's own group (ablation, Table 2); "
+            "'shrinkage': the learner's leave-one-out mean on the prompt and its peers' capability-scaled mean, "
+            "weighted by what predicts the learner's rewards of the step best (not the paper's)."
+        },
     )
     cross_advantage: Literal["learner", "source"] = field(
         default="learner",

@@ -35,7 +35,14 @@ from transformers.trainer_utils import speed_metrics
 from trl.data_utils import is_conversational
 from trl.trainer.utils import disable_dropout_in_model, identity, use_adapter
 
-from .advantages import GroupAdvantages, group_advantages, own_group_advantages
+from .advantages import (
+    GroupAdvantages,
+    group_advantages,
+    own_group_advantages,
+    own_weight,
+    own_weight_sums,
+    shrinkage_advantages,
+)
 from .agent import build_agents, reference_of
 from .benchmarks import filter_long_prompts
 from .callbacks import RewardTableCallback
@@ -404,7 +411,7 @@ class HACPOTrainer(MultiPolicyTrainer):
         return result
 
     def _group_advantages(self, rewards: torch.Tensor, names: list[str], learner: int) -> GroupAdvantages:
-        """`rewards`: `(B, n, G)`, agents in the order of `names`."""
+        """`rewards`: `(B, n, G)` of this process's prompts, agents in the order of `names`."""
         if not self.args.shares_rollouts:
             return group_advantages(rewards[:, learner : learner + 1], 0, torch.ones(1))
         if self.args.algorithm == "naive":
@@ -412,6 +419,12 @@ class HACPOTrainer(MultiPolicyTrainer):
         if self.args.advantage_baseline == "own":
             return own_group_advantages(rewards, learner)
         ratios = torch.tensor([self.capability.ratio(names[learner], source) for source in names])
+        if self.args.advantage_baseline == "shrinkage":
+            # One weight for the whole step, however its prompts are dealt to processes.
+            everywhere = gather_object([own_weight_sums(rewards, learner, ratios)])
+            weight = own_weight(*map(sum, zip(*everywhere, strict=True)))
+            self.metrics.mean(f"{names[learner]}/baseline_own_weight", weight)
+            return shrinkage_advantages(rewards, learner, ratios, weight)
         return group_advantages(rewards, learner, ratios)
 
     def _row(self, learner: str, view: LearnerView, advantage: float) -> LearnerRow:

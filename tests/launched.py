@@ -67,8 +67,8 @@ def models(folder: Path) -> dict[str, str]:
 
 
 def updates(folder: Path):
-    """Three updates in two orders, cut two ways; with settings that are an agent's own; with an adapter and
-    reference policies."""
+    """Three updates in two orders, cut two ways; with settings that are an agent's own; with a baseline
+    fitted on the step; with an adapter and reference policies."""
     for order in ("mixed", "self_first"):
         for size, accumulation in ((4, 1), (2, 2)):
             name = f"{order}-{size}x{accumulation}"
@@ -87,6 +87,13 @@ def updates(folder: Path):
     own = tiny.trainer(folder / "own", **{**settings, **tiny.OWN_SETTINGS})
     own.train()
     save(own, folder / "own")
+
+    shrinkage = tiny.trainer(
+        folder / "shrinkage", advantage_baseline="shrinkage", reward_funcs=tiny.uneven_reward, **settings
+    )
+    shrinkage.train()
+    save(shrinkage, folder / "shrinkage")
+
     adapter = tiny.trainer(folder / "adapter", **settings, **tiny.adapter(), beta=0.5)
     adapter.train()
     save(adapter, folder / "adapter")

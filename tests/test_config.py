@@ -188,6 +188,7 @@ def test_combinations_without_effect_are_errors(settings, message):
 def test_ablations_of_the_paper_are_configs():
     run_config(advantage_baseline="own")
     run_config(advantage_baseline="own", capability_window=3)  # ω^(j,k) still weighs peers' rollouts
+    run_config(advantage_baseline="shrinkage", capability_weighting=False, capability_window=3)  # ω^(k,j) is in it
     run_config(capability_weighting=False, capability_window=3)  # ω^(k,j) still scales the baseline
     run_config(clip_cross=False)
     run_config(delta_step=0.0)
@@ -255,6 +256,7 @@ def test_evaluation_samples_as_often_as_training_unless_told_otherwise():
         ({"algorithm": "ppo"}, "algorithm must be one of hacpo, naive, gspo, grpo, not 'ppo'"),
         ({"capability_metric": "median"}, "capability_metric must be one of mean_reward, success_rate"),
         ({"minibatch_order": "random"}, "minibatch_order must be one of mixed, self_first"),
+        ({"advantage_baseline": "mean"}, "advantage_baseline must be one of capability, own, shrinkage, not 'mean'"),
         ({"cross_advantage": "both"}, "cross_advantage must be one of learner, source"),
         ({"ratio_normalization": "token"}, "ratio_normalization must be one of source, own"),
         ({"num_generations": 1}, "num_generations must be at least 2, not 1"),

@@ -99,6 +99,25 @@ def test_two_processes_make_the_same_updates_as_one(updates, tmp_path):
 
 
 @pytest.mark.parametrize("updates", BACKENDS, indirect=True)
+def test_the_shrinkage_baseline_is_fitted_over_all_processes(updates, tmp_path):
+    one = tiny.trainer(tmp_path, advantage_baseline="shrinkage", reward_funcs=tiny.uneven_reward, **tiny.PLAIN_SGD)
+    one.train()
+    state = torch.load(updates / "shrinkage.pt", weights_only=True)
+    for name in one.agents:
+        torch.testing.assert_close(state[name], tiny.parameters(one, name), rtol=0, atol=1e-6)
+    weights = [
+        [
+            log[f"{name}/baseline_own_weight"]
+            for name in one.agents
+            for log in of_run
+            if f"{name}/baseline_own_weight" in log
+        ]
+        for of_run in (logs(updates / "shrinkage.json"), logs_of(one))
+    ]
+    assert weights[0] == pytest.approx(weights[1]) and any(0 < weight < 1 for weight in weights[0])
+
+
+@pytest.mark.parametrize("updates", BACKENDS, indirect=True)
 def test_learning_rate_clipping_and_schedule_are_an_agents_own(updates, tmp_path):
     own = tiny.trainer(tmp_path, **{**tiny.PLAIN_SGD, **tiny.OWN_SETTINGS})
     own.train()

@@ -10,6 +10,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hacpo_trl import HACPOConfig, HACPOTrainer
+from hacpo_trl.advantages import own_weight, own_weight_sums, shrinkage_advantages
 from hacpo_trl.miniature import conv_dataset
 
 
@@ -54,9 +55,11 @@ def test_a_kl_term_where_a_micro_batch_holds_peers_rows_alone(tmp_path, order):
 
 
 @pytest.mark.parametrize("order", ["mixed", "self_first"])
-def test_permuting_the_agents_permutes_the_results(tmp_path, order):
+@pytest.mark.parametrize("baseline", ["capability", "shrinkage"])
+def test_permuting_the_agents_permutes_the_results(tmp_path, order, baseline):
     names = ["qwen", "llama", "third"]
     settings = {"per_device_train_batch_size": 12, "minibatch_order": order, "max_steps": 4}
+    settings["advantage_baseline"] = baseline
     results = [
         trained(tmp_path / str(i), names=order_of_names, **settings)
         for i, order_of_names in enumerate((names, names[::-1]))
@@ -170,6 +173,35 @@ def test_cross_advantage_source_measures_by_the_sources_baseline(tmp_path):
     cross = [row.advantage for row in by_source._collect_rows(examples)["qwen"] if not row.is_own]
     assert cross == llama_own
     assert cross != [row.advantage for row in by_learner._collect_rows(examples)["qwen"] if not row.is_own]
+
+
+def test_the_shrinkage_baseline_is_fitted_on_the_step(tmp_path):
+    """The rows' advantages are those of the step's rewards and ω; the weight is logged; training goes on."""
+    settings = {"num_generations": 4, "advantage_baseline": "shrinkage", "reward_funcs": tiny.uneven_reward}
+    trainer = tiny.trainer(tmp_path, **settings)
+    rows = trainer._collect_rows([trainer.train_dataset[i] for i in range(4)])["llama"]
+    rows = sorted(rows, key=lambda row: (row.prompt_index, row.source))
+    rewards, advantages = (
+        torch.tensor([getattr(row, field) for row in rows]).view(4, 2, 4) for field in ("reward", "advantage")
+    )
+    ratios = torch.tensor([1.0, trainer.capability.ratio("llama", "qwen")])
+    weight = own_weight(*own_weight_sums(rewards, 0, ratios))
+    assert 0 < weight < 1
+    torch.testing.assert_close(advantages, shrinkage_advantages(rewards, 0, ratios, weight).advantages)
+    assert trainer.metrics.reduce()["llama/baseline_own_weight"] == pytest.approx(weight)
+
+    log = training_logs(trained(tmp_path / "run", **settings))[0]
+    for name in ("qwen", "llama"):
+        assert 0 <= log[f"{name}/baseline_own_weight"] <= 1 and math.isfinite(log[f"{name}/grad_norm"])
+
+
+def test_one_agent_under_shrinkage_is_measured_against_its_other_rollouts(tmp_path):
+    settings = {"names": ["qwen"], "num_generations": 4}
+    grpo, shrunk = (tiny.trainer(tmp_path, **settings, **o) for o in ({}, {"advantage_baseline": "shrinkage"}))
+    examples = [grpo.train_dataset[i] for i in range(4)]
+    expected, rows = (trainer._collect_rows(examples)["qwen"] for trainer in (grpo, shrunk))
+    assert any(row.advantage for row in rows)
+    assert [row.advantage for row in rows] == pytest.approx([row.advantage * 4 / 3 for row in expected], rel=1e-5)
 
 
 @pytest.mark.parametrize("old_logprobs", ["learner", "source"])

@@ -54,6 +54,12 @@ def partial_reward(completions, answer, **kwargs) -> list[float]:
     return [len(set(c) & set(a)) / len(set(a)) for c, a in zip(completions, answer, strict=True)]
 
 
+def uneven_reward(completions, answer, agent, **kwargs) -> list[float]:
+    """Each agent has prompts of its own that are hopeless for it: its peers tell less about those."""
+    shares = partial_reward(completions, answer)
+    return [0.0 if int(a[0]) % 3 == len(agent) % 3 else share for share, a in zip(shares, answer, strict=True)]
+
+
 class ScriptedGeneration:
     """Answers that depend on agent, prompt and number alone: the same however prompts are dealt to processes.
 
