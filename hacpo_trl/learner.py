@@ -1,12 +1,24 @@
-"""What one learner makes of a batch of rows: the objective of each, and what to log about it.
+"""What one learner makes of a step's rewards and of a batch of rows: advantages, objectives, and what to log about
+them.
 
-`objective.py` has the equations one by one; here they are put together as the configuration asks.
+`advantages.py` and `objective.py` have the equations one by one; here they are put together as the configuration asks.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from accelerate.utils import gather_object
 
+from .advantages import (
+    GroupAdvantages,
+    group_advantages,
+    own_group_advantages,
+    own_weight,
+    own_weight_sums,
+    shrinkage_advantages,
+)
+from .capability import CapabilityWindow
 from .config import HACPOConfig
 from .metrics import Metrics
 from .objective import (
@@ -19,6 +31,67 @@ from .objective import (
     token_mean,
     token_objective,
 )
+
+
+def learner_advantages(
+    args: HACPOConfig, capability: CapabilityWindow, rewards: Mapping[str, torch.Tensor], metrics: Metrics
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The advantage of every rollout that a learner gets (Eq. 6, 7 and 10). Collective.
+
+    Args:
+        args: The run's settings.
+        capability: The agents' capabilities, this step's included.
+        rewards: For each agent the rewards of its rollouts on this process, `(B·G,)`, prompt by prompt.
+        metrics: Where to log.
+
+    Returns:
+        `(B·G,)` by learner and source.
+    """
+    names = sorted(rewards)
+    stacked = torch.stack([rewards[name].view(-1, args.num_generations) for name in names], dim=1)
+    of_learner = {
+        name: _group_advantages(args, capability, stacked, names, k, metrics) for k, name in enumerate(names)
+    }
+    result: dict[str, dict[str, torch.Tensor]] = {}
+    for learner, group in of_learner.items():
+        metrics.mean(f"{learner}/baseline_fallback", group.fallback)
+        metrics.mean(f"{learner}/frac_reward_zero_std", group.uniform)
+        if not args.shares_rollouts:
+            result[learner] = {learner: group.advantages[:, 0].reshape(-1)}
+            continue
+        by_source = args.cross_advantage == "source"
+        result[learner] = {
+            source: (of_learner[source] if by_source else group).advantages[:, j].reshape(-1)
+            for j, source in enumerate(names)
+        }
+        for source, advantages in result[learner].items():
+            metrics.mean(f"{learner}/advantage/{'own' if source == learner else 'cross'}", advantages)
+    return result
+
+
+def _group_advantages(
+    args: HACPOConfig,
+    capability: CapabilityWindow,
+    rewards: torch.Tensor,
+    names: list[str],
+    learner: int,
+    metrics: Metrics,
+) -> GroupAdvantages:
+    """`rewards`: `(B, n, G)` of this process's prompts, agents in the order of `names`."""
+    if not args.shares_rollouts:
+        return group_advantages(rewards[:, learner : learner + 1], 0, torch.ones(1))
+    if args.algorithm == "naive":
+        return group_advantages(rewards, learner, torch.ones(len(names)))
+    if args.advantage_baseline == "own":
+        return own_group_advantages(rewards, learner)
+    ratios = torch.tensor([capability.ratio(names[learner], source) for source in names])
+    if args.advantage_baseline == "shrinkage":
+        # One weight for the whole step, however its prompts are dealt to processes.
+        everywhere = gather_object([own_weight_sums(rewards, learner, ratios)])
+        weight = own_weight(*map(sum, zip(*everywhere, strict=True)))
+        metrics.mean(f"{names[learner]}/baseline_own_weight", weight)
+        return shrinkage_advantages(rewards, learner, ratios, weight)
+    return group_advantages(rewards, learner, ratios)
 
 
 @dataclass(frozen=True)

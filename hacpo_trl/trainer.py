@@ -2,13 +2,13 @@
 
 One step, on every process for its share of the prompts:
 
-    1. sample      every agent answers the same prompts                     generation.py
+    1. sample      every agent answers the same prompts                     generation.py, or vLLM: vllm_servers/
     2. verify      every answer is scored once                              verification.py
        capability  windows and ratios ω                                     capability.py
        score       log π_old of every agent's own answers                   scoring.py
     3. exchange    every learner gets every answer, in its own tokens       rollout.py, retokenization.py, exchange.py
-       advantages  with the capability-aware baseline                       advantages.py
-    4. update      U optimizer updates of every agent                       objective.py, multi_policy.py
+       advantages  with the capability-aware baseline                       advantages.py, learner.py
+    4. update      U optimizer updates of every agent                       objective.py, learner.py, multi_policy.py
 
 Everything that needs a policy's weights before the updates happens before the first backward pass, and nothing that
 one agent does depends on the order in which agents are listed.
@@ -35,14 +35,6 @@ from transformers.trainer_utils import speed_metrics
 from trl.data_utils import is_conversational
 from trl.trainer.utils import disable_dropout_in_model, identity, use_adapter
 
-from .advantages import (
-    GroupAdvantages,
-    group_advantages,
-    own_group_advantages,
-    own_weight,
-    own_weight_sums,
-    shrinkage_advantages,
-)
 from .agent import build_agents, reference_of
 from .benchmarks import filter_long_prompts
 from .callbacks import RewardTableCallback
@@ -58,7 +50,7 @@ from .generation import (
     TransformersGeneration,
     log_completions,
 )
-from .learner import Alignment, learner_objective, log_objective, log_sampler_difference
+from .learner import Alignment, learner_advantages, learner_objective, log_objective, log_sampler_difference
 from .metrics import Metrics
 from .multi_policy import MultiPolicyTrainer
 from .objective import sampler_weights
@@ -256,7 +248,9 @@ class HACPOTrainer(MultiPolicyTrainer):
                 for name in self.agents
             }
             views = exchange(rollouts, prompt_ids, self.agents, self.args.shares_rollouts)
-            advantages = self._advantages({name: r.total for name, r in rewards.items()})
+            advantages = learner_advantages(
+                self.args, self.capability, {name: r.total for name, r in rewards.items()}, self.metrics
+            )
             rows = {
                 learner: {
                     source: [
@@ -388,45 +382,7 @@ class HACPOTrainer(MultiPolicyTrainer):
             )
         ]
 
-    # ---- advantages and rows ----------------------------------------------------------------------------------------
-    def _advantages(self, rewards: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-        """The advantage of every rollout that a learner gets, `(B·G,)` by learner and source (Eq. 6, 7 and 10)."""
-        names = sorted(rewards)
-        stacked = torch.stack([rewards[name].view(-1, self.args.num_generations) for name in names], dim=1)
-        of_learner = {name: self._group_advantages(stacked, names, k) for k, name in enumerate(names)}
-        result: dict[str, dict[str, torch.Tensor]] = {}
-        for learner, group in of_learner.items():
-            self.metrics.mean(f"{learner}/baseline_fallback", group.fallback)
-            self.metrics.mean(f"{learner}/frac_reward_zero_std", group.uniform)
-            if not self.args.shares_rollouts:
-                result[learner] = {learner: group.advantages[:, 0].reshape(-1)}
-                continue
-            by_source = self.args.cross_advantage == "source"
-            result[learner] = {
-                source: (of_learner[source] if by_source else group).advantages[:, j].reshape(-1)
-                for j, source in enumerate(names)
-            }
-            for source, advantages in result[learner].items():
-                self.metrics.mean(f"{learner}/advantage/{'own' if source == learner else 'cross'}", advantages)
-        return result
-
-    def _group_advantages(self, rewards: torch.Tensor, names: list[str], learner: int) -> GroupAdvantages:
-        """`rewards`: `(B, n, G)` of this process's prompts, agents in the order of `names`."""
-        if not self.args.shares_rollouts:
-            return group_advantages(rewards[:, learner : learner + 1], 0, torch.ones(1))
-        if self.args.algorithm == "naive":
-            return group_advantages(rewards, learner, torch.ones(len(names)))
-        if self.args.advantage_baseline == "own":
-            return own_group_advantages(rewards, learner)
-        ratios = torch.tensor([self.capability.ratio(names[learner], source) for source in names])
-        if self.args.advantage_baseline == "shrinkage":
-            # One weight for the whole step, however its prompts are dealt to processes.
-            everywhere = gather_object([own_weight_sums(rewards, learner, ratios)])
-            weight = own_weight(*map(sum, zip(*everywhere, strict=True)))
-            self.metrics.mean(f"{names[learner]}/baseline_own_weight", weight)
-            return shrinkage_advantages(rewards, learner, ratios, weight)
-        return group_advantages(rewards, learner, ratios)
-
+    # ---- rows -------------------------------------------------------------------------------------------------------
     def _row(self, learner: str, view: LearnerView, advantage: float) -> LearnerRow:
         rollout = view.rollout
         weighted = self.args.algorithm == "hacpo" and self.args.capability_weighting
