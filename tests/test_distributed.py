@@ -55,7 +55,7 @@ def resumed(repository, tmp_path_factory, request):
     return request.param, folder
 
 
-def launch(repository, backend, scenario, folder, processes=2, timeout=240):
+def launch(repository, backend, scenario, folder, processes=2, timeout=480):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
