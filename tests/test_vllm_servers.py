@@ -1,8 +1,10 @@
 """The trainer's side of vLLM servers, against a server that records what it is asked. `test_vllm.py` has real ones."""
 
 import socket
+import sys
 import threading
 import time
+import types
 
 import pytest
 import tiny
@@ -258,6 +260,46 @@ def test_of_an_adapter_only_the_adapter_travels(fleet, tmp_path):
         assert fleet.servers["qwen"].asked("/v1/completions")[-1]["model"] == "qwen"
     assert "/update_weights" not in sent(fleet.servers["qwen"])
     assert len(fleet.servers["qwen"].asked("/reset_prefix_cache")) == 2
+
+
+def test_on_gpus_weights_travel_over_vllms_nccl_group(fleet, monkeypatch):
+    """With stand-ins for vLLM's two functions and for the GPU: what they are called with, and in which order."""
+    calls, communicator = [], types.SimpleNamespace(group=types.SimpleNamespace(store="store", socket="socket"))
+
+    def trainer_init(info):
+        calls.append(("join", info))
+        return communicator
+
+    def producer(iterator, group, src, post_iter_func):
+        assert (group, src) == (communicator, 0)
+        calls.append(("send", {item[0]: post_iter_func(item) for item in iterator}))
+
+    root = "vllm.distributed.weight_transfer"
+    for name, function in (("nccl_common", trainer_init), ("packed_tensor", producer)):
+        module = types.ModuleType(f"{root}.{name}")
+        setattr(module, {"packed_tensor": "packed_nccl_broadcast_producer"}.get(name, "trainer_init"), function)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in ("vllm", "vllm.distributed", root):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("device", device)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append(("synchronize", None)))
+
+    server = fleet.servers["qwen"]
+    server.info["weight_transfer_config"]["backend"] = "nccl"
+    server._init_weight_transfer_engine = lambda body: {}
+    server._update_weights = lambda body: {}
+    backend = fleet.backend(names=["qwen"])
+    backend.sync_weights()
+    assert [name for name, _ in calls] == ["device", "join", "device", "send", "synchronize"]
+    assert calls[0] == ("device", 3)
+    info = server.asked("/init_weight_transfer_engine")[0]["init_info"]
+    assert calls[1][1].items() <= info.items()
+    assert {"rank_offset": 1, "world_size": 2, "packed": True}.items() <= info.items()
+    assert calls[3][1].keys() == dict(fleet.policies["qwen"].named_parameters()).keys()
+    backend.clients["qwen"].leave()
+    assert (communicator.group.store, communicator.group.socket) == (None, None), "the port is free again"
 
 
 # ---- faults ---------------------------------------------------------------------------------------------------------

@@ -267,9 +267,10 @@ class ServerClient(VLLMClient):
         info = {"master_address": host, "master_port": port, "rank_offset": 1, "world_size": world_size}
         if self._info["weight_transfer_config"]["backend"] == "nccl":
             info |= {"packed": True}
+            device = torch.cuda.current_device()
 
             def open_group():
-                return NCCLGroup(host, port, world_size)
+                return NCCLGroup(host, port, world_size, device)
         else:
             store = self._store()
             info |= {"name": f"{self.run}/{self._connections}", "timeout": self.sync_timeout}
@@ -318,7 +319,7 @@ class ServerClient(VLLMClient):
         # A server that was restarted since has left the group.
         held = self.weight_version()
         if self._group is None or not held.startswith(self.run):
-            self._group = None
+            self.leave()
             if held.startswith(UPDATING):
                 self._clean_up()
             self._join()
@@ -339,6 +340,9 @@ class ServerClient(VLLMClient):
     def send(self, named: Sequence[tuple[str, torch.Tensor]]):
         """Sends some of the weights."""
         names, tensors = zip(*named, strict=True)
+        if tensors[0].is_cuda:
+            # Gathered on this thread's stream, and sent by another thread.
+            torch.cuda.current_stream().synchronize()
         update = {
             "names": names,
             "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
@@ -364,8 +368,10 @@ class ServerClient(VLLMClient):
         if not self._call("/reset_prefix_cache").get("success", True):
             raise VLLMServerError(f"{self}: its prefix cache could not be reset; is someone else asking it?")
 
-    def forget_connection(self):
-        """After a failure: the next update joins the server anew."""
+    def leave(self):
+        """Leaves the group, as after a failure; the next update joins the server anew."""
+        if self._group is not None:
+            self._group.close()
         self._group = None
 
     # ---- answers ----------------------------------------------------------------------------------------------------

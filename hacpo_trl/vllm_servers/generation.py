@@ -94,7 +94,7 @@ class VLLMServerGeneration:
             if sending and error is None:
                 error = self._attempt(lambda: client.finish_update(weights))
             if error is not None:
-                client.forget_connection()
+                client.leave()
         return broadcast_object_list([error])[0]
 
     @staticmethod

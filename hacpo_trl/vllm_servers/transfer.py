@@ -6,7 +6,6 @@ vLLM, for NCCL).
 
 import datetime
 import socket
-import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -18,7 +17,11 @@ class TransferGroup(Protocol):
     """What sends tensors to the workers of one server."""
 
     def broadcast(self, named: Sequence[tuple[str, torch.Tensor]]):
-        """Sends contiguous tensors; ends in a `RuntimeError` if that takes longer than the group's limit."""
+        """Sends contiguous tensors, and returns when they are sent."""
+        ...
+
+    def close(self):
+        """Lets go of what a new group needs, such as a port."""
         ...
 
 
@@ -55,59 +58,44 @@ class GlooGroup:
             # As bytes: gloo does not know every dtype.
             self._group.broadcast([tensor.view(-1).view(torch.uint8)], dist.BroadcastOptions()).wait()
 
+    def close(self):
+        """Nothing: the store is shared, and a new group takes another name in it."""
+
 
 class NCCLGroup:
-    """A group of vLLM's NCCL engine, as TRL uses it. Tensors are sent in packed buffers.
+    """A group of vLLM's NCCL engine, as TRL's client uses it. Tensors are sent in packed buffers.
 
-    NCCL waits without a limit for a peer that is gone, so that the sending is done, and waited for, in a thread.
+    NCCL waits without a limit for a peer that is gone: both joining and sending are to be done in a thread that may be
+    given up.
 
     Args:
         host: Where rank 0 listens.
         port: Its port.
         world_size: Trainer and workers.
-        timeout: Seconds that joining, and each call of `broadcast`, may take.
+        device: Index of the GPU that the tensors are on; a thread has a current device of its own.
     """
 
-    def __init__(self, host: str, port: int, world_size: int, timeout: float):
+    def __init__(self, host: str, port: int, world_size: int, device: int):
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-        self._timeout = timeout
-        self._device = torch.cuda.current_device()
-        info = {"master_address": host, "master_port": port, "world_size": world_size}
-        self._communicator = self._within_limit(lambda: trainer_init(info))
-
-    def _within_limit(self, work):
-        result, failure = [], []
-
-        def run():
-            try:
-                torch.cuda.set_device(self._device)
-                result.append(work())
-            except BaseException as error:
-                failure.append(error)
-
-        # A daemon: one that hangs for ever must not keep the process from ending.
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(self._timeout)
-        if thread.is_alive():
-            raise RuntimeError(f"NCCL made no progress within {self._timeout:g} s")
-        if failure:
-            raise RuntimeError(f"NCCL failed: {failure[0]}") from failure[0]
-        return result[0]
+        self._device = device
+        torch.cuda.set_device(device)
+        self._communicator = trainer_init({"master_address": host, "master_port": port, "world_size": world_size})
 
     def broadcast(self, named: Sequence[tuple[str, torch.Tensor]]):
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
-        def send():
-            packed_nccl_broadcast_producer(
-                iterator=iter(named), group=self._communicator, src=0, post_iter_func=lambda item: item[1]
-            )
-            torch.cuda.synchronize()
+        torch.cuda.set_device(self._device)
+        packed_nccl_broadcast_producer(
+            iterator=iter(named), group=self._communicator, src=0, post_iter_func=lambda item: item[1]
+        )
+        # Sent when this returns, and not only enqueued: the tensors are reused.
+        torch.cuda.synchronize()
 
-        # The tensors were gathered on this thread's stream.
-        torch.cuda.current_stream().synchronize()
-        self._within_limit(send)
+    def close(self):
+        """Frees the port."""
+        self._communicator.group.store = None
+        self._communicator.group.socket = None
 
 
 def own_address(peer: str) -> str:
