@@ -14,7 +14,7 @@ TWO_AGENTS = {"qwen": "qwen3", "llama": "llama"}
 
 # GSPO and GRPO see half the rollouts that a learner of HACPO sees, in half the updates.
 GSPO = {"algorithm": "gspo", "max_steps": 80}
-# As many rollouts and updates as a learner of HACPO, all of them its own.
+# x2: as many rollouts and updates as a learner of HACPO, all of them its own.
 GSPO_X2 = {"algorithm": "gspo", "num_generations": 16}
 NAIVE_LEARNER = {"algorithm": "naive"}
 NAIVE_SOURCE = {"algorithm": "naive", "naive_old_logprobs": "source"}
@@ -24,6 +24,7 @@ METHODS: dict[str, Settings] = {
     "GSPO": GSPO,
     "GSPOx2": GSPO_X2,
     "GRPO": {"algorithm": "grpo", "max_steps": 80},
+    "GRPOx2": {"algorithm": "grpo", "num_generations": 16},
     "naive, learner's log-probs": NAIVE_LEARNER,
     "naive, source's log-probs": NAIVE_SOURCE,
 }
@@ -36,6 +37,17 @@ ABLATIONS: dict[str, Settings] = {
     "no clipping": {"clip_cross": False},
 }
 
+# The paper's four mechanisms; each is on unless its setting is applied.
+FACTORS: dict[str, Settings] = {
+    "capability baseline": {"advantage_baseline": "own"},
+    "capability weight": {"capability_weighting": False},
+    "damping": {"alpha": 0.0},
+    "clipping": {"clip_cross": False},
+}
+NO_MECHANISM: dict[str, Settings] = {
+    "none of the mechanisms": {key: value for off in FACTORS.values() for key, value in off.items()}
+}
+
 OPTIONS: dict[str, Settings] = {
     "α = 2": {"alpha": 2.0},
     "α = 3": {"alpha": 3.0},
@@ -44,14 +56,6 @@ OPTIONS: dict[str, Settings] = {
     "own rollouts first": {"minibatch_order": "self_first"},
     "K = 1": {"capability_window": 1},
     "K = 20": {"capability_window": 20},
-}
-
-# The paper's four mechanisms; each is on unless its setting is applied.
-FACTORS: dict[str, Settings] = {
-    "capability baseline": {"advantage_baseline": "own"},
-    "capability weight": {"capability_weighting": False},
-    "damping": {"alpha": 0.0},
-    "clipping": {"clip_cross": False},
 }
 
 
@@ -95,7 +99,11 @@ def factorial_label(factors: Iterable[str], on: Sequence[bool]) -> str:
 
 MAIN = Experiment("main", "Methods", METHODS, "GSPOx2", picture="methods")
 ABLATION = Experiment(
-    "ablations", "Mechanisms and options", {"HACPO": {}, **ABLATIONS, **OPTIONS}, "HACPO", option="--ablations"
+    "ablations",
+    "Mechanisms and options",
+    {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **OPTIONS},
+    "HACPO",
+    option="--ablations",
 )
 FACTORIAL = Experiment(
     "factorial",
@@ -167,14 +175,18 @@ SETTINGS: dict[str, tuple[str, Settings]] = {
         "16 updates a step, at a higher learning rate",
         {"prompts_per_step": 64, "learning_rate": 3e-4, "max_steps": 80},
     ),
-    "adversary": ("A collaborator that is confidently wrong", {"agents": {"qwen": "qwen3", "llama": "llama-wrong"}}),
+    "adversary": (
+        "A collaborator that is confidently wrong",
+        {"agents": {"qwen": "qwen3", "llama": "llama-wrong"}, "max_steps": 120},
+    ),
 }
 
 
 def in_setting(name: str) -> Experiment:
     """HACPO, HACPO without each mechanism, and what it is compared with, in another setting than the recipe's."""
     title, setting = SETTINGS[name]
-    methods = {"HACPO": {}, **ABLATIONS, "naive, source's log-probs": NAIVE_SOURCE, "GSPOx2": GSPO_X2}
+    others = {"naive, source's log-probs": NAIVE_SOURCE, "GSPOx2": GSPO_X2}
+    methods = {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **others}
     methods = {method: {**setting, **settings} for method, settings in methods.items()}
     return Experiment(name, title, methods, "HACPO", option=f"--settings {name}")
 

@@ -150,11 +150,12 @@ def draw(experiment: Experiment, results: Results, path: Path):
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    styles = [("-", "o"), ("--", "s"), ("-.", "^"), (":", "D"), ((0, (6, 1, 1, 1, 1, 1)), "v"), ((0, (1, 3)), "x")]
+    lines = ("-", "--", "-.", ":", (0, (9, 2)), (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
+    styles = list(zip(lines, "os^DPvx", strict=True))
     figure, panels = pyplot.subplots(1, len(experiment.agents), figsize=(11, 4.4), sharey=True, layout="constrained")
     for panel, agent in zip(panels, experiment.agents, strict=True):
         ends = []
-        for (method, of_method), (line, marker) in zip(results.items(), styles, strict=False):
+        for (method, of_method), (line, marker) in zip(results.items(), itertools.cycle(styles), strict=False):
             points = list(zip(*(result["curve"] for result in of_method), strict=True))
             tokens = [statistics.fmean(p["generated"][agent] for p in of_seeds) / 1000 for of_seeds in points]
             estimates = [t_interval([p["accuracy"][agent]["avg@8"] for p in of_seeds]) for of_seeds in points]

@@ -68,7 +68,7 @@ def test_methods_see_what_they_should(tmp_path):
     budgets = {name: budget(method, tmp_path) for name, method in experiments.METHODS.items()}
     shared = {"rollouts": 10240, "updates": 160, "generated": 5120, "prompts": 640}
     assert budgets["HACPO"] == budgets["naive, learner's log-probs"] == budgets["naive, source's log-probs"] == shared
-    assert budgets["GSPOx2"] == {**shared, "generated": 10240}
+    assert budgets["GSPOx2"] == budgets["GRPOx2"] == {**shared, "generated": 10240}
     assert budgets["GSPO"] == budgets["GRPO"] == {**shared, "rollouts": 5120, "updates": 80}
 
 
