@@ -177,7 +177,7 @@ SETTINGS: dict[str, tuple[str, Settings]] = {
     ),
     "adversary": (
         "A collaborator that is confidently wrong",
-        {"agents": {"qwen": "qwen3", "llama": "llama-wrong"}, "max_steps": 120},
+        {"agents": {"qwen": "qwen3", "llama": "llama-wrong"}, "max_steps": 80},
     ),
 }
 
