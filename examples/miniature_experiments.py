@@ -67,7 +67,7 @@ class Experiment:
         name: Name of its files and of its block in a report.
         title: One line.
         methods: For each method its settings.
-        reference: The method that the others are paired with.
+        references: The methods that the others are paired with.
         agents: The agents that the table shows.
         factors: Of a factorial design, its factors' names; the methods are then all their combinations.
         option: The option of this script that asks for it.
@@ -77,7 +77,7 @@ class Experiment:
     name: str
     title: str
     methods: Mapping[str, Settings]
-    reference: str
+    references: Sequence[str]
     agents: Sequence[str] = tuple(TWO_AGENTS)
     factors: Sequence[str] = ()
     option: str = ""
@@ -97,19 +97,19 @@ def factorial_label(factors: Iterable[str], on: Sequence[bool]) -> str:
     return " + ".join(name for name, is_on in zip(factors, on, strict=True) if is_on) or "none of them"
 
 
-MAIN = Experiment("main", "Methods", METHODS, "GSPOx2", picture="methods")
+MAIN = Experiment("main", "Methods", METHODS, ["GSPOx2", "GRPOx2"], picture="methods")
 ABLATION = Experiment(
     "ablations",
     "Mechanisms and options",
     {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **OPTIONS},
-    "HACPO",
+    ["HACPO"],
     option="--ablations",
 )
 FACTORIAL = Experiment(
     "factorial",
     "All combinations of four mechanisms",
     factorial(FACTORS),
-    "none of them",
+    ["none of them"],
     factors=tuple(FACTORS),
     option="--factorial",
 )
@@ -126,7 +126,7 @@ TEMPERATURE = Experiment(
         "GSPOx2, temperature 1.5, top-p 0.9": {**GSPO_X2, "temperature": 1.5, "top_p": 0.9},
         "HACPO, temperature 1.2": {"temperature": 1.2},
     },
-    "GSPOx2",
+    ["GSPOx2"],
     option="--temperature",
 )
 
@@ -147,7 +147,7 @@ def more_agents(numbers: Sequence[int]) -> Experiment:
         agents = dict(list({**TWO_AGENTS, **FURTHER_AGENTS}.items())[:n])
         methods[f"HACPO, {n} agents"] = {"agents": agents, "max_steps": 80 * n}
         methods[f"GSPOx{n}"] = {"algorithm": "gspo", "num_generations": 8 * n, "max_steps": 80 * n}
-    return Experiment("agents", "More agents", methods, "GSPO", option=f"--agents {' '.join(map(str, numbers))}")
+    return Experiment("agents", "More agents", methods, ["GSPO"], option=f"--agents {' '.join(map(str, numbers))}")
 
 
 def false_positives(probability: float) -> Experiment:
@@ -157,7 +157,7 @@ def false_positives(probability: float) -> Experiment:
         f"false-positives-{probability:g}",
         f"A verifier that accepts {probability:.0%} of the wrong answers",
         methods,
-        "GSPOx2",
+        ["GSPOx2"],
         option=f"--false-positives {probability:g}",
     )
 
@@ -188,14 +188,18 @@ def in_setting(name: str) -> Experiment:
     others = {"naive, source's log-probs": NAIVE_SOURCE, "GSPOx2": GSPO_X2}
     methods = {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **others}
     methods = {method: {**setting, **settings} for method, settings in methods.items()}
-    return Experiment(name, title, methods, "HACPO", option=f"--settings {name}")
+    return Experiment(name, title, methods, ["HACPO"], option=f"--settings {name}")
 
 
 def only(experiment: Experiment, methods: Sequence[str] | None) -> Experiment:
-    """The experiment with some of its methods, and always its reference."""
+    """The experiment with some of its methods, and always its first reference."""
     if methods is None:
         return experiment
     if unknown := [name for name in methods if name not in experiment.methods]:
         raise SystemExit(f"'{experiment.name}' has no methods {unknown}; it has {list(experiment.methods)}.")
-    chosen = {n: s for n, s in experiment.methods.items() if n in methods or n == experiment.reference}
-    return replace(experiment, methods=chosen)
+    kept = {*methods, experiment.references[0]}
+    return replace(
+        experiment,
+        methods={name: settings for name, settings in experiment.methods.items() if name in kept},
+        references=[name for name in experiment.references if name in kept],
+    )
