@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 
 help:
 	@echo "make demo              train two tiny agents on the CPU (sets up $(VENV) first; a few minutes in all)"
-	@echo "make miniature         compare HACPO with other methods over five seeds on the CPU (a quarter of an hour)"
+	@echo "make miniature         compare HACPO with other methods over five seeds on the CPU (ten minutes)"
 	@echo "make test              run the tests (sets up $(VENV) first)"
 	@echo "make test-distributed  run the tests that need DeepSpeed (sets it up first)"
 	@echo "make test-extras       run the tests of optional extras (needs a C compiler for one of them)"
