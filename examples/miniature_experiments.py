@@ -14,7 +14,7 @@ TWO_AGENTS = {"qwen": "qwen3", "llama": "llama"}
 
 # GSPO and GRPO see half the rollouts that a learner of HACPO sees, in half the updates.
 GSPO = {"algorithm": "gspo", "max_steps": 80}
-# As many rollouts and updates as a learner of HACPO, all of them its own.
+# x2: as many rollouts and updates as a learner of HACPO, all of them its own.
 GSPO_X2 = {"algorithm": "gspo", "num_generations": 16}
 NAIVE_LEARNER = {"algorithm": "naive"}
 NAIVE_SOURCE = {"algorithm": "naive", "naive_old_logprobs": "source"}
@@ -24,6 +24,7 @@ METHODS: dict[str, Settings] = {
     "GSPO": GSPO,
     "GSPOx2": GSPO_X2,
     "GRPO": {"algorithm": "grpo", "max_steps": 80},
+    "GRPOx2": {"algorithm": "grpo", "num_generations": 16},
     "naive, learner's log-probs": NAIVE_LEARNER,
     "naive, source's log-probs": NAIVE_SOURCE,
 }
@@ -36,6 +37,17 @@ ABLATIONS: dict[str, Settings] = {
     "no clipping": {"clip_cross": False},
 }
 
+# The paper's four mechanisms; each is on unless its setting is applied.
+FACTORS: dict[str, Settings] = {
+    "capability baseline": {"advantage_baseline": "own"},
+    "capability weight": {"capability_weighting": False},
+    "damping": {"alpha": 0.0},
+    "clipping": {"clip_cross": False},
+}
+NO_MECHANISM: dict[str, Settings] = {
+    "none of the mechanisms": {key: value for off in FACTORS.values() for key, value in off.items()}
+}
+
 OPTIONS: dict[str, Settings] = {
     "α = 2": {"alpha": 2.0},
     "α = 3": {"alpha": 3.0},
@@ -44,14 +56,6 @@ OPTIONS: dict[str, Settings] = {
     "own rollouts first": {"minibatch_order": "self_first"},
     "K = 1": {"capability_window": 1},
     "K = 20": {"capability_window": 20},
-}
-
-# The paper's four mechanisms; each is on unless its setting is applied.
-FACTORS: dict[str, Settings] = {
-    "capability baseline": {"advantage_baseline": "own"},
-    "capability weight": {"capability_weighting": False},
-    "damping": {"alpha": 0.0},
-    "clipping": {"clip_cross": False},
 }
 
 
@@ -63,7 +67,7 @@ class Experiment:
         name: Name of its files and of its block in a report.
         title: One line.
         methods: For each method its settings.
-        reference: The method that the others are paired with.
+        references: The methods that the others are paired with.
         agents: The agents that the table shows.
         factors: Of a factorial design, its factors' names; the methods are then all their combinations.
         option: The option of this script that asks for it.
@@ -73,7 +77,7 @@ class Experiment:
     name: str
     title: str
     methods: Mapping[str, Settings]
-    reference: str
+    references: Sequence[str]
     agents: Sequence[str] = tuple(TWO_AGENTS)
     factors: Sequence[str] = ()
     option: str = ""
@@ -93,15 +97,19 @@ def factorial_label(factors: Iterable[str], on: Sequence[bool]) -> str:
     return " + ".join(name for name, is_on in zip(factors, on, strict=True) if is_on) or "none of them"
 
 
-MAIN = Experiment("main", "Methods", METHODS, "GSPOx2", picture="methods")
+MAIN = Experiment("main", "Methods", METHODS, ["GSPOx2", "GRPOx2"], picture="methods")
 ABLATION = Experiment(
-    "ablations", "Mechanisms and options", {"HACPO": {}, **ABLATIONS, **OPTIONS}, "HACPO", option="--ablations"
+    "ablations",
+    "Mechanisms and options",
+    {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **OPTIONS},
+    ["HACPO"],
+    option="--ablations",
 )
 FACTORIAL = Experiment(
     "factorial",
     "All combinations of four mechanisms",
     factorial(FACTORS),
-    "none of them",
+    ["none of them"],
     factors=tuple(FACTORS),
     option="--factorial",
 )
@@ -118,7 +126,7 @@ TEMPERATURE = Experiment(
         "GSPOx2, temperature 1.5, top-p 0.9": {**GSPO_X2, "temperature": 1.5, "top_p": 0.9},
         "HACPO, temperature 1.2": {"temperature": 1.2},
     },
-    "GSPOx2",
+    ["GSPOx2"],
     option="--temperature",
 )
 
@@ -139,7 +147,7 @@ def more_agents(numbers: Sequence[int]) -> Experiment:
         agents = dict(list({**TWO_AGENTS, **FURTHER_AGENTS}.items())[:n])
         methods[f"HACPO, {n} agents"] = {"agents": agents, "max_steps": 80 * n}
         methods[f"GSPOx{n}"] = {"algorithm": "gspo", "num_generations": 8 * n, "max_steps": 80 * n}
-    return Experiment("agents", "More agents", methods, "GSPO", option=f"--agents {' '.join(map(str, numbers))}")
+    return Experiment("agents", "More agents", methods, ["GSPO"], option=f"--agents {' '.join(map(str, numbers))}")
 
 
 def false_positives(probability: float) -> Experiment:
@@ -149,7 +157,7 @@ def false_positives(probability: float) -> Experiment:
         f"false-positives-{probability:g}",
         f"A verifier that accepts {probability:.0%} of the wrong answers",
         methods,
-        "GSPOx2",
+        ["GSPOx2"],
         option=f"--false-positives {probability:g}",
     )
 
@@ -167,23 +175,31 @@ SETTINGS: dict[str, tuple[str, Settings]] = {
         "16 updates a step, at a higher learning rate",
         {"prompts_per_step": 64, "learning_rate": 3e-4, "max_steps": 80},
     ),
-    "adversary": ("A collaborator that is confidently wrong", {"agents": {"qwen": "qwen3", "llama": "llama-wrong"}}),
+    "adversary": (
+        "A collaborator that is confidently wrong",
+        {"agents": {"qwen": "qwen3", "llama": "llama-wrong"}, "max_steps": 80},
+    ),
 }
 
 
 def in_setting(name: str) -> Experiment:
     """HACPO, HACPO without each mechanism, and what it is compared with, in another setting than the recipe's."""
     title, setting = SETTINGS[name]
-    methods = {"HACPO": {}, **ABLATIONS, "naive, source's log-probs": NAIVE_SOURCE, "GSPOx2": GSPO_X2}
+    others = {"naive, source's log-probs": NAIVE_SOURCE, "GSPOx2": GSPO_X2}
+    methods = {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **others}
     methods = {method: {**setting, **settings} for method, settings in methods.items()}
-    return Experiment(name, title, methods, "HACPO", option=f"--settings {name}")
+    return Experiment(name, title, methods, ["HACPO"], option=f"--settings {name}")
 
 
 def only(experiment: Experiment, methods: Sequence[str] | None) -> Experiment:
-    """The experiment with some of its methods, and always its reference."""
+    """The experiment with some of its methods, and always its first reference."""
     if methods is None:
         return experiment
     if unknown := [name for name in methods if name not in experiment.methods]:
         raise SystemExit(f"'{experiment.name}' has no methods {unknown}; it has {list(experiment.methods)}.")
-    chosen = {n: s for n, s in experiment.methods.items() if n in methods or n == experiment.reference}
-    return replace(experiment, methods=chosen)
+    kept = {*methods, experiment.references[0]}
+    return replace(
+        experiment,
+        methods={name: settings for name, settings in experiment.methods.items() if name in kept},
+        references=[name for name in experiment.references if name in kept],
+    )

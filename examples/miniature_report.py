@@ -59,23 +59,24 @@ class Table:
 
 
 def accuracy_table(experiment: Experiment, results: Results) -> Table:
-    """Held-out accuracy of every method, and its paired difference to the reference."""
+    """Held-out accuracy of every method, and its paired differences to the references."""
     header = ["method"]
     for agent in experiment.agents:
-        header += [f"{agent} avg@8", f"− {experiment.reference}", f"{agent} best@8"]
-    rows = []
+        header += [f"{agent} avg@8", *(f"− {name}" for name in experiment.references), f"{agent} best@8"]
+    start, rows = ["at the start"], []
+    for agent in experiment.agents:
+        initial = results[experiment.references[0]]
+        before, best = (mean(final(initial, agent, metric, "before")) for metric in ("avg@8", "best@8"))
+        start += [number(before), *[""] * len(experiment.references), number(best)]
     for method, of_method in results.items():
         rows.append([method])
         for agent in experiment.agents:
-            values, reference = final(of_method, agent), final(results[experiment.reference], agent)
-            against = "" if method == experiment.reference else number(difference(values, reference), "+")
-            rows[-1] += [number(mean(values)), against, number(mean(final(of_method, agent, "best@8")))]
-    start = ["at the start"]
-    for agent in experiment.agents:
-        before = {
-            metric: final(results[experiment.reference], agent, metric, "before") for metric in ("avg@8", "best@8")
-        }
-        start += [number(mean(before["avg@8"])), "", number(mean(before["best@8"]))]
+            values = final(of_method, agent)
+            rows[-1].append(number(mean(values)))
+            for name in experiment.references:
+                against = difference(values, final(results[name], agent))
+                rows[-1].append("" if method == name else number(against, "+"))
+            rows[-1].append(number(mean(final(of_method, agent, "best@8"))))
     return Table(header, [start, *rows])
 
 
@@ -150,11 +151,12 @@ def draw(experiment: Experiment, results: Results, path: Path):
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    styles = [("-", "o"), ("--", "s"), ("-.", "^"), (":", "D"), ((0, (6, 1, 1, 1, 1, 1)), "v"), ((0, (1, 3)), "x")]
+    lines = ("-", "--", "-.", ":", (0, (9, 2)), (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
+    styles = list(zip(lines, "os^DPvx", strict=True))
     figure, panels = pyplot.subplots(1, len(experiment.agents), figsize=(11, 4.4), sharey=True, layout="constrained")
     for panel, agent in zip(panels, experiment.agents, strict=True):
         ends = []
-        for (method, of_method), (line, marker) in zip(results.items(), styles, strict=False):
+        for (method, of_method), (line, marker) in zip(results.items(), itertools.cycle(styles), strict=False):
             points = list(zip(*(result["curve"] for result in of_method), strict=True))
             tokens = [statistics.fmean(p["generated"][agent] for p in of_seeds) / 1000 for of_seeds in points]
             estimates = [t_interval([p["accuracy"][agent]["avg@8"] for p in of_seeds]) for of_seeds in points]

@@ -68,7 +68,7 @@ def test_methods_see_what_they_should(tmp_path):
     budgets = {name: budget(method, tmp_path) for name, method in experiments.METHODS.items()}
     shared = {"rollouts": 10240, "updates": 160, "generated": 5120, "prompts": 640}
     assert budgets["HACPO"] == budgets["naive, learner's log-probs"] == budgets["naive, source's log-probs"] == shared
-    assert budgets["GSPOx2"] == {**shared, "generated": 10240}
+    assert budgets["GSPOx2"] == budgets["GRPOx2"] == {**shared, "generated": 10240}
     assert budgets["GSPO"] == budgets["GRPO"] == {**shared, "rollouts": 5120, "updates": 80}
 
 
@@ -127,7 +127,7 @@ def test_every_method_is_a_valid_run_of_its_own(experiment, tmp_path):
         settings = settings_of(method)
         script.run_config(settings, str(tmp_path)).step_plan(len(settings["agents"]))
         keys.add(script.Runs.key(settings))
-    assert len(keys) == len(experiment.methods) and experiment.reference in experiment.methods
+    assert len(keys) == len(experiment.methods) and set(experiment.references) <= experiment.methods.keys()
 
 
 def test_the_key_is_the_recipe_with_what_a_method_changes():
@@ -222,7 +222,8 @@ def test_a_killed_script_continues_and_nothing_is_run_twice(cache, tmp_path):
 def test_unknown_methods_are_an_error():
     with pytest.raises(SystemExit, match=r"'main' has no methods \['GPSO'\]; it has \['HACPO', 'GSPO'"):
         experiments.only(experiments.MAIN, ["GPSO"])
-    assert list(experiments.only(experiments.MAIN, ["GRPO"]).methods) == ["GSPOx2", "GRPO"]
+    some = experiments.only(experiments.MAIN, ["GRPO"])
+    assert (list(some.methods), some.references) == (["GSPOx2", "GRPO"], ["GSPOx2"])
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -243,7 +244,7 @@ def result(qwen: float, llama: float, **metrics: float) -> dict:
 
 
 def test_the_accuracy_table_by_hand():
-    experiment = experiments.Experiment("x", "X", {"ours": {}, "theirs": {}}, "theirs")
+    experiment = experiments.Experiment("x", "X", {"ours": {}, "theirs": {}}, ["theirs"])
     # Differences of qwen: 0.1, 0.2, 0.3, mean 0.2 and standard error 0.1 / √3, times 4.3027.
     results = {
         "ours": [result(0.3, 0.4), result(0.5, 0.4), result(0.7, 0.4)],
@@ -256,6 +257,9 @@ def test_the_accuracy_table_by_hand():
     assert table.rows[1][:3] == ["ours", "0.500 ± 0.497", "+0.200 ± 0.248"]
     assert table.rows[2][:3] == ["theirs", "0.300 ± 0.248", ""]
     assert table.markdown().splitlines()[3] == "| ours | " + " | ".join(table.rows[1][1:]) + " |"
+    both = report.accuracy_table(experiments.Experiment("x", "X", {}, ["theirs", "ours"]), results)
+    assert both.header[:5] == ["method", "qwen avg@8", "− theirs", "− ours", "qwen best@8"]
+    assert both.rows[2][:4] == ["theirs", "0.300 ± 0.248", "", "-0.200 ± 0.248"]
     one_seed = report.accuracy_table(experiment, {name: of_method[:1] for name, of_method in results.items()})
     assert one_seed.rows[1][:3] == ["ours", "0.300", "+0.100"]
 
@@ -267,7 +271,7 @@ def test_the_exchange_table_takes_means_and_extremes():
     ]
     for of_seed in metrics:
         of_seed |= {"llama/cross_ratio/mean": 0.8, "qwen/capability_ratio/llama": 1.25}
-    experiment = experiments.Experiment("x", "X", {"ours": {}, "alone": {}}, "ours")
+    experiment = experiments.Experiment("x", "X", {"ours": {}, "alone": {}}, ["ours"])
     results = {"ours": [result(0.5, 0.5, **of_seed) for of_seed in metrics], "alone": [result(0.5, 0.5)] * 2}
     ((method, mean, smallest, largest, *_, ratio, alignment),) = report.exchange_table(experiment, results).rows
     assert (method, mean, smallest, largest) == ("ours", "0.50 / 0.80", "0.10 / ", "1.50 / ")
@@ -276,7 +280,7 @@ def test_the_exchange_table_takes_means_and_extremes():
 
 
 def test_the_effects_table_names_what_is_on():
-    experiment = experiments.Experiment("x", "X", {}, "none of them", factors=("a", "b"))
+    experiment = experiments.Experiment("x", "X", {}, ["none of them"], factors=("a", "b"))
     # qwen: 0.1 + 0.3 a + 0.1 b + 0.2 ab, llama: the same everywhere.
     values = {"none of them": 0.1, "a": 0.4, "b": 0.2, "a + b": 0.7}
     results = {label: [result(value, 0.5)] * 2 for label, value in values.items()}
