@@ -14,7 +14,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 help:
 	@echo "make demo              train two tiny agents on the CPU (sets up $(VENV) first; a few minutes in all)"
 	@echo "make demo-vllm         the same, sampled by two vLLM servers (sets up $(VLLM_VENV), too)"
-	@echo "make miniature         compare HACPO with other methods over five seeds on the CPU (a quarter of an hour)"
+	@echo "make miniature         compare HACPO with other methods over five seeds on the CPU (about ten minutes)"
 	@echo "make test              run the tests (sets up $(VENV) first)"
 	@echo "make test-distributed  run the tests that need DeepSpeed (sets it up first)"
 	@echo "make test-vllm         run the tests that need vLLM servers (sets up $(VLLM_VENV), too)"
