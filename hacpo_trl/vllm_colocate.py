@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from accelerate import Accelerator
 from torch import nn
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.import_utils import is_vllm_available
 
 from .agent import Agent
 from .config import HACPOConfig
@@ -38,6 +39,8 @@ class VLLMColocateGeneration:
         self.engines = engines
         self.args = args
         self.weights = weights
+        if not is_vllm_available():
+            raise ImportError("vllm_mode='colocate' needs vLLM in this environment: pip install 'hacpo_trl[vllm]'.")
         validate_memory({name: agent.setting("vllm_gpu_memory_utilization") for name, agent in agents.items()})
         for name, agent in agents.items():
             if agent.model_name is None:

@@ -29,6 +29,7 @@ class Recorder:
 def recorder(monkeypatch):
     Recorder.made = []
     monkeypatch.setattr(vllm_colocate, "VLLMGeneration", Recorder)
+    monkeypatch.setattr(vllm_colocate, "is_vllm_available", lambda: True)
     return Recorder
 
 
@@ -88,6 +89,11 @@ def test_more_memory_than_there_is(tmp_path, recorder):
 def test_a_model_without_a_path_is_named(tmp_path, recorder):
     with pytest.raises(ValueError, match=r"Agent 'qwen': vllm_mode='colocate' loads its model from an id or a path"):
         tiny.trainer(tmp_path, generation=None, use_vllm=True)
+
+
+def test_without_vllm_nothing_begins(tmp_path):
+    with pytest.raises(ImportError, match="vllm_mode='colocate' needs vLLM in this environment"):
+        trainer_of(tmp_path)
 
 
 def test_a_backend_of_ones_own_beside_vllm_is_refused(tmp_path):
