@@ -32,6 +32,8 @@ from .vllm_servers.plugin import GLOO_BACKEND
 
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+# Ranks of adapters that vLLM can be started for.
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # Seconds that a server has to end in before it is killed.
 GRACE = 20.0
 
@@ -73,7 +75,10 @@ def _flags(arguments: Mapping[str, Any]) -> list[str]:
 
 def _lora_flags(agent: AgentConfig) -> dict[str, Any]:
     """What a server of an adapter needs to know of it beforehand."""
-    flags = {"enable_lora": True, "max_loras": 1, "max_lora_rank": max(8, agent.peft_config.get("r", 8))}
+    rank = agent.peft_config.get("r", 8)
+    # The next one that vLLM has; it refuses an adapter of a higher rank than its largest itself.
+    rank = next((supported for supported in LORA_RANKS if supported >= rank), rank)
+    flags = {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     targets = agent.peft_config.get("target_modules")
     # Unnamed, vLLM would also wrap modules that carry no adapter, the head among them.
     return flags | ({"lora_target_modules": targets} if isinstance(targets, list) else {})

@@ -94,6 +94,13 @@ def test_commands_on_gpus(tmp_path):
     assert llama.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
 
 
+@pytest.mark.parametrize(("rank", "started_for"), [(1, "1"), (2, "8"), (8, "8"), (12, "16"), (512, "512")])
+def test_adapters_of_a_rank_that_vllm_has_not_get_the_next_one(tmp_path, rank, started_for):
+    agent = {"name": "a", "model_name_or_path": "m", "vllm_server_base_url": "http://localhost:1"}
+    path = recipe(tmp_path, agents=[{**agent, "peft_config": {"r": rank}}])
+    assert options(servers_of(path, on_cpu=False)[0])["max-lora-rank"] == started_for
+
+
 def test_commands_on_a_cpu(tmp_path):
     qwen = servers_of(recipe(tmp_path), ["qwen"], on_cpu=True)[0]
     found = options(qwen)
