@@ -238,6 +238,13 @@ def stop(servers: Iterable[RunningServer]):
         running.process.wait()
 
 
+def stop_on_signals():
+    """Makes SIGTERM, with which Slurm and docker stop a program, the same as Ctrl-C; and Ctrl-C an interrupt even in a
+    program that a shell has started in the background, where it is ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 def serve(servers: Sequence[Server], log_dir: Path, timeout: float, console: Console):
     """Starts servers and keeps them up until interrupted."""
     log_dir.mkdir(parents=True, exist_ok=True)
@@ -287,8 +294,7 @@ def main(argv: Sequence[str] | None = None):
             for server in servers:
                 print(server)
             return
-        # Slurm and docker stop a program with SIGTERM.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        stop_on_signals()
         serve(servers, args.log_dir, args.timeout, console)
     except KeyboardInterrupt:
         return

@@ -182,16 +182,22 @@ def test_the_program_starts_dead_servers_anew_and_stops_all_on_ctrl_c(tmp_path, 
     program = f"""
 from pathlib import Path
 from rich.console import Console
-import signal, sys
-from hacpo_trl.serve import Server, serve
-signal.signal(signal.SIGTERM, signal.default_int_handler)
+import sys
+from hacpo_trl.serve import Server, serve, stop_on_signals
+stop_on_signals()
 server = Server("a", "http://127.0.0.1:{port}", {{"NOTE": "a"}}, [sys.executable, "-c", {STAND_IN!r}, "{port}"])
 try:
     serve([server], Path({str(tmp_path)!r}), 30, Console(soft_wrap=True))
 except KeyboardInterrupt:
     pass
 """
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    # As a shell starts programs in the background: with Ctrl-C ignored.
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
     lines = iter(process.stdout.readline, "")
 
     def read_until(text: str):

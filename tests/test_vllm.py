@@ -73,7 +73,11 @@ class Servers:
         (folder / "recipe.yaml").write_text(yaml.safe_dump({"agents": self.agents}))
         servers = servers_of(folder / "recipe.yaml", python=os.environ["HACPO_TRL_VLLM_PYTHON"], on_cpu=True)
         self.running = {s.agent: RunningServer(s, folder / f"{s.agent}.log") for s in servers}
-        self.ensure_up()
+        try:
+            self.ensure_up()
+        except BaseException:
+            stop(self.running.values())
+            raise
 
     def ensure_up(self):
         """Starts servers that a test has killed."""
