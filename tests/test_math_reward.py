@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
 
-from hacpo_trl.rewards import MathReward
+from hacpo_trl.rewards import MathReward, worker_pool
 from hacpo_trl.rewards.math_verification import final_answer, last_boxed
 from hacpo_trl.rewards.worker_pool import ItemFailure, WorkerPool
 
@@ -276,6 +277,22 @@ def pool(tmp_path):
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     pool = WorkerPool(tmp_path / "functions.py", ("act",), num_workers=2, timeout=0.5)
     yield pool
+    pool.close()
+
+
+def test_a_hang_is_no_crash_for_a_reader_who_is_late(tmp_path, monkeypatch):
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    pool = WorkerPool(tmp_path / "functions.py", ("act",), num_workers=1, timeout=0.5)
+    assert pool.map("act", ["a"]) == ["a"]
+    delays = [0.3]
+
+    def late(connections, timeout):
+        time.sleep(delays.pop() if delays else 0)
+        return wait(connections, timeout)
+
+    monkeypatch.setattr(worker_pool, "wait", late)
+    # One chunk holds the first two: "hang" begins when "a" is done, 0.3 s before that is read.
+    assert pool.map("act", ["a", "hang", "b"]) == ["a", ItemFailure("timeout"), "b"]
     pool.close()
 
 

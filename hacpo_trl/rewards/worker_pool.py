@@ -133,7 +133,7 @@ class WorkerPool:
                 for connection in ready:
                     chunk = running[connection]
                     try:
-                        index, succeeded, value = connection.recv()
+                        index, succeeded, value, progress_made = connection.recv()
                     except (EOFError, OSError):
                         elapsed = time.monotonic() - progress.pop(connection)
                         del running[connection]
@@ -143,7 +143,7 @@ class WorkerPool:
                         continue
                     results[index] = value if succeeded else ItemFailure("error", value)
                     chunk.popleft()
-                    progress[connection] = time.monotonic()
+                    progress[connection] = progress_made
                     if not chunk:
                         del running[connection], progress[connection]
                         self._idle.append(connection)
