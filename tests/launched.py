@@ -21,10 +21,6 @@ from hacpo_trl.miniature import conv_dataset
 from hacpo_trl.vllm_servers import weights
 
 
-# Several buckets even for tiny policies.
-weights.BUCKET_BYTES = 50_000
-
-
 def allow_fsdp_on_cpus():
     """Accelerate looks for FSDP's settings on GPUs only, though torch shards on CPUs as well."""
     initialize = AcceleratorState.__init__
@@ -262,6 +258,8 @@ def vllm_resume(folder: Path):
 
 
 if __name__ == "__main__":
+    # Several buckets even for tiny policies.
+    weights.BUCKET_BYTES = 50_000
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         allow_fsdp_on_cpus()
     scenarios = (updates, dropped, resume, resume_alone, evaluate, reward_model, vllm, vllm_resume)
