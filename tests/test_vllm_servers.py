@@ -29,7 +29,14 @@ def free_port() -> int:
 
 @pytest.fixture
 def fleet(tmp_path):
-    return Fleet(tmp_path)
+    released.clear()
+    fleet = Fleet(tmp_path)
+    yield fleet
+    # No thread may be left that hangs: one that wakes while the interpreter ends would abort it.
+    released.set()
+    for server in fleet.servers.values():
+        server.close()
+        server.group = None
 
 
 class Fleet:
@@ -80,9 +87,12 @@ def sent(server) -> list[str]:
     return [path for path, _ in server.requests]
 
 
+released = threading.Event()
+
+
 def hang(body):
     """Does not answer while a test can wait, and does nothing of what was asked afterwards."""
-    time.sleep(30)
+    released.wait(30)
     raise RuntimeError("too late")
 
 
