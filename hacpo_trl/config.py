@@ -300,9 +300,7 @@ class HACPOConfig(TrainingArguments):
     )
     vllm_enable_sleep_mode: bool = field(
         default=False,
-        metadata={
-            "help": "Colocated engines give their memory back while another agent samples, and while all train."
-        },
+        metadata={"help": "Colocated engines give their memory to training between generations."},
     )
     vllm_model_impl: Literal["vllm", "transformers"] = field(
         default="vllm", metadata={"help": "Whose implementation of the models colocated engines run."}

@@ -107,8 +107,8 @@ def sampler_weights(
 ) -> torch.Tensor:
     """What corrects for a sampler whose probabilities are not the trainer's: importance ratios, kept within bounds.
 
-    As `GRPOTrainer` does it (`vllm_importance_sampling_mode`; the idea is in Yao et al., "Your
-    efficient RL framework secretly brings you off-policy RL training", 2025).
+    As `GRPOTrainer` does it (`vllm_importance_sampling_mode`; the idea is in Yao et al., "Your efficient RL framework
+    secretly brings you off-policy RL training", 2025).
 
     Args:
         logps: `(T,)`, log-probabilities of one answer's tokens in nats, from the trainer.

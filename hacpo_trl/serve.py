@@ -176,7 +176,6 @@ class RunningServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.up = False
 
     @property
     def ended(self) -> bool:
@@ -185,10 +184,9 @@ class RunningServer:
     def check(self) -> bool:
         """Whether the server answers."""
         try:
-            self.up = requests.get(f"{self.server.url}/health", timeout=5).status_code == 200
+            return requests.get(f"{self.server.url}/health", timeout=5).status_code == 200
         except requests.exceptions.RequestException:
-            self.up = False
-        return self.up
+            return False
 
     def signal(self, number: int):
         """Signals the server and the processes that it has started."""

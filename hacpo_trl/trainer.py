@@ -171,7 +171,7 @@ class HACPOTrainer(MultiPolicyTrainer):
     def _generation_backend(self) -> GenerationBackend:
         if not self.args.use_vllm:
             return TransformersGeneration(self.agents, self.engine, self.args.ds3_gather_for_generation)
-        # Imported here: colocated engines need vLLM, and servers requests.
+        # Imported here: where vLLM is installed, what both have of TRL imports it.
         if self.args.vllm_mode == "server":
             from .vllm_servers.generation import VLLMServerGeneration as Backend
         else:
@@ -339,9 +339,8 @@ class HACPOTrainer(MultiPolicyTrainer):
             return sampled
         prompts = [ids for ids in prompt_ids for _ in range(self.args.num_generations)]
         scored = self._score(name, self.engine(name)[1], prompts, [completion.ids for completion in completions])
-        for of_sampler, of_trainer in zip(sampled, scored, strict=True):
-            if of_sampler is not None:
-                log_sampler_difference(self.metrics, name, of_trainer, of_sampler)
+        if all(of_sampler is not None for of_sampler in sampled):
+            log_sampler_difference(self.metrics, name, torch.cat(scored), torch.cat(sampled))
         return scored
 
     def _score(self, name: str, model, prompt_ids, completion_ids) -> list[torch.Tensor]:
@@ -426,7 +425,8 @@ class HACPOTrainer(MultiPolicyTrainer):
                     self.args.vllm_importance_sampling_clip_min,
                     self.args.vllm_importance_sampling_clip_max,
                 )
-                self.metrics.summary(f"{learner}/sampling/importance_sampling_ratio", row.sampler_weights)
+            weights = torch.cat([row.sampler_weights for row in rows[learner]])
+            self.metrics.summary(f"{learner}/sampling/importance_sampling_ratio", weights)
         if self.args.algorithm == "naive" and self.args.naive_old_logprobs == "learner":
             peers = [row for source, of_source in rows.items() if source != learner for row in of_source]
             scores = self._score(learner, policy, [r.prompt_ids for r in peers], [r.completion_ids for r in peers])

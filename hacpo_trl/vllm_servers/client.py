@@ -29,8 +29,7 @@ QUICK = 30.0
 UPDATING = "updating "
 # Holds digits, words, accents and other scripts: two tokenizers that agree on it are hardly different ones.
 TOKENIZER_PROBE = "The answer is \\boxed{12345}, or (x+1)^2 = 3,8;7=. Größe, 数学, 2.50 \n"
-
-
+# By port. A port is listened on once in a process, and stays so for further runs in it.
 _STORES: dict[int, dist.TCPStore] = {}
 
 
@@ -286,8 +285,7 @@ class ServerClient(VLLMClient):
         )
 
     def _store(self) -> dist.TCPStore:
-        """The store that gloo groups are formed in, one for each port and process: each group has its own name in
-        it."""
+        """The store of this agent's port, in which each gloo group has a name of its own."""
         if self.group_port not in _STORES:
             try:
                 store = dist.TCPStore("0.0.0.0", self.group_port, is_master=True, wait_for_workers=False)
@@ -357,10 +355,9 @@ class ServerClient(VLLMClient):
 
     def load_adapter(self, folder: str, weights: Hashable):
         """Swaps the agent's adapter in place; `folder` must be one that the server can read."""
-        name = self.agent.name
-        self._call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder, "load_inplace": True})
+        body = {"lora_name": self.agent.name, "lora_path": folder, "load_inplace": True}
+        self._call("/v1/load_lora_adapter", body)
         self._call("/update_weight_version", {"new_version": self._version_of(weights)})
-        self.model = name
         self._forget_prefixes()
 
     def _forget_prefixes(self):
