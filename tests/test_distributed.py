@@ -1,15 +1,12 @@
 """Two processes under a real launcher, over gloo, against one process: DDP, FSDP2 and DeepSpeed."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 
 import launched
 import pytest
 import tiny
 import torch
+from launching import launch_well
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification
 
 from hacpo_trl.miniature import conv_dataset
@@ -37,37 +34,24 @@ def folder(tmp_path):
     return tmp_path
 
 
+def run_scenario(repository, tmp_path_factory, backend, scenario):
+    """The folder that a scenario has filled."""
+    folder = tmp_path_factory.mktemp(scenario)
+    save_policies(folder)
+    launch_well(repository, backend, scenario, folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def updates(repository, tmp_path_factory, request):
     """The folder that a backend's scenario `updates` has filled."""
-    folder = tmp_path_factory.mktemp("updates")
-    save_policies(folder)
-    launch(repository, request.param, "updates", folder)
-    return folder
+    return run_scenario(repository, tmp_path_factory, request.param, "updates")
 
 
 @pytest.fixture(scope="module")
 def resumed(repository, tmp_path_factory, request):
     """A backend, and the folder that its scenario `resume` has filled."""
-    folder = tmp_path_factory.mktemp("resume")
-    save_policies(folder)
-    launch(repository, request.param, "resume", folder)
-    return request.param, folder
-
-
-def launch(repository, backend, scenario, folder, processes=2, timeout=480):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "accelerate.commands.launch"),
-        *("--config_file", str(repository / "configs" / "accelerate" / f"{backend}.yaml")),
-        *("--main_process_port", str(port), "--num_processes", str(processes), "--mixed_precision", "no"),
-        *(str(repository / "tests" / "launched.py"), scenario, str(folder)),
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-6000:]
+    return request.param, run_scenario(repository, tmp_path_factory, request.param, "resume")
 
 
 def logs(path):
@@ -159,7 +143,7 @@ def test_adapters_and_reference_policies_work_alike(updates, tmp_path):
 
 @pytest.mark.parametrize("backend", [DDP, FSDP2, ZERO3])
 def test_a_process_without_usable_peer_rollouts_does_not_hang(repository, folder, backend):
-    launch(repository, backend, "dropped", folder)
+    launch_well(repository, backend, "dropped", folder)
     for order in ("mixed", "self_first"):
         first = logs(folder / f"dropped-{order}.json")[0]
         # Half of the peer's 8 rollouts: those of the second process.
@@ -192,7 +176,7 @@ def test_resume_by_another_number_of_processes(repository, resumed):
     if backend == "cpu_2proc":
         launched.resume_alone(folder)
     else:
-        launch(repository, backend, "resume_alone", folder, processes=1)
+        launch_well(repository, backend, "resume_alone", folder, processes=1)
     two, one = (torch.load(folder / f"{run}.pt", weights_only=True) for run in ("scripted", "alone-checkpoint-2"))
     for name in two:
         torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-6)
@@ -204,7 +188,7 @@ def test_resume_by_another_number_of_processes(repository, resumed):
 @pytest.mark.parametrize("resumed", [ZERO2, ZERO3], indirect=True)
 def test_deepspeed_says_that_another_number_of_processes_cannot_resume(repository, resumed):
     backend, folder = resumed
-    launch(repository, backend, "resume_alone", folder, processes=1)
+    launch_well(repository, backend, "resume_alone", folder, processes=1)
     stage = f"ZeRO-{backend[4]}"
     for checkpoint in ("checkpoint-2", "checkpoint-1"):
         error = (folder / f"alone-{checkpoint}.txt").read_text()
@@ -214,7 +198,7 @@ def test_deepspeed_says_that_another_number_of_processes_cannot_resume(repositor
 
 @pytest.mark.distributed
 def test_evaluation_counts_every_prompt_once(repository, folder):
-    launch(repository, "cpu_2proc", "evaluate", folder)
+    launch_well(repository, "cpu_2proc", "evaluate", folder)
     two = json.loads((folder / "evaluate.json").read_text())
     one = tiny.trainer(folder / "one", eval_dataset=conv_dataset("test", 5)).evaluate()
     for key in one:
@@ -230,7 +214,7 @@ def test_a_reward_model_scores_alike(repository, folder, backend):
     config = LlamaConfig(vocab_size=len(tiny.tokenizer("qwen")), num_labels=1, **sizes)
     LlamaForSequenceClassification(config).save_pretrained(folder / "judge")
     tiny.tokenizer("qwen").save_pretrained(folder / "judge")
-    launch(repository, backend, "reward_model", folder)
+    launch_well(repository, backend, "reward_model", folder)
     functions = [str(folder / "judge"), tiny.partial_reward]
     one = tiny.trainer(folder / "one", reward_funcs=functions, max_steps=2)
     one.train()

@@ -59,6 +59,28 @@ def trl_run(tmp_path, monkeypatch, model, script, prompts, **kwargs):
     return trainer
 
 
+def our_trainer(tmp_path, model, script, prompts, level, **kwargs):
+    settings = {k: v for k, v in SETTINGS.items() if k not in ("bf16", "gradient_checkpointing", "use_cpu")}
+    return tiny.trainer(
+        tmp_path / "ours",
+        names=["qwen"],
+        prompts=prompts,
+        generation=script,
+        models={"qwen": model},
+        algorithm="hacpo" if level == "sequence" else "grpo",
+        prompts_per_step=PROMPTS,
+        **settings,
+        **kwargs,
+    )
+
+
+def assert_moved_alike(before, ours, theirs):
+    their_parameters = torch.cat([p.detach().flatten() for p in theirs.model.parameters()])
+    after = tiny.parameters(ours, "qwen")
+    assert (after - before).abs().max() > 1e-3
+    torch.testing.assert_close(after, their_parameters, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize("level", ["sequence", "token"])
 @pytest.mark.parametrize("updates_per_step", [1, 3])
@@ -85,19 +107,15 @@ def test_three_updates_equal_grpo_trainer(tmp_path, monkeypatch, level, updates_
         epsilon_high=4e-4 if level == "sequence" else 0.28,
         beta=beta,
     )
-    settings = {k: v for k, v in SETTINGS.items() if k not in ("bf16", "gradient_checkpointing", "use_cpu")}
-    ours = tiny.trainer(
-        tmp_path / "ours",
-        names=["qwen"],
-        prompts=prompts,
-        generation=script,
-        models={"qwen": load(tmp_path / "policy")},
-        algorithm="hacpo" if level == "sequence" else "grpo",
-        prompts_per_step=PROMPTS,
+    ours = our_trainer(
+        tmp_path,
+        load(tmp_path / "policy"),
+        script,
+        prompts,
+        level,
         per_device_train_batch_size=batch // 2,
         gradient_accumulation_steps=2,
         beta=beta,
-        **settings,
     )
     before = tiny.parameters(ours, "qwen").clone()
     ours.train()
@@ -116,10 +134,7 @@ def test_three_updates_equal_grpo_trainer(tmp_path, monkeypatch, level, updates_
     if updates_per_step == 3 and level == "sequence":
         # The comparison would say little about clipping if nothing were clipped.
         assert any(log["qwen/clip_ratio/own_low"] + log["qwen/clip_ratio/own_high"] > 0.1 for log in our_logs)
-    their_parameters = torch.cat([p.detach().flatten() for p in theirs.model.parameters()])
-    after = tiny.parameters(ours, "qwen")
-    assert (after - before).abs().max() > 1e-3
-    torch.testing.assert_close(after, their_parameters, rtol=0, atol=1e-5)
+    assert_moved_alike(before, ours, theirs)
 
 
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
@@ -146,17 +161,13 @@ def test_the_correction_for_the_sampler_equals_grpo_trainers(tmp_path, monkeypat
         vllm_importance_sampling_correction=True,
         **correction,
     )
-    settings = {k: v for k, v in SETTINGS.items() if k not in ("bf16", "gradient_checkpointing", "use_cpu")}
-    ours = tiny.trainer(
-        tmp_path / "ours",
-        names=["qwen"],
-        prompts=prompts,
-        generation=script,
-        models={"qwen": load(tmp_path / "policy")},
-        algorithm="hacpo" if level == "sequence" else "grpo",
-        prompts_per_step=PROMPTS,
+    ours = our_trainer(
+        tmp_path,
+        load(tmp_path / "policy"),
+        script,
+        prompts,
+        level,
         per_device_train_batch_size=PROMPTS * GENERATIONS,
-        **settings,
     )
     # Set afterwards: the options ask for use_vllm, which a scripted sampler is not.
     ours.args.vllm_importance_sampling_correction = True
@@ -173,7 +184,4 @@ def test_the_correction_for_the_sampler_equals_grpo_trainers(tmp_path, monkeypat
             ("importance_sampling_ratio/min", "importance_sampling_ratio/min"),
         ):
             assert our[f"qwen/sampling/{ours_name}"] == pytest.approx(their[f"sampling/{theirs_name}"], abs=1e-4)
-    their_parameters = torch.cat([p.detach().flatten() for p in theirs.model.parameters()])
-    after = tiny.parameters(ours, "qwen")
-    assert (after - before).abs().max() > 1e-3
-    torch.testing.assert_close(after, their_parameters, rtol=0, atol=1e-5)
+    assert_moved_alike(before, ours, theirs)

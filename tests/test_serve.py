@@ -10,7 +10,7 @@ import time
 import pytest
 import requests
 import yaml
-from test_vllm_servers import free_port
+from launching import free_port
 
 from hacpo_trl.serve import RunningServer, Server, ServerFailed, main, servers_of, stop, wait_until_up
 

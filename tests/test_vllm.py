@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,9 +15,9 @@ import pytest
 import torch
 import yaml
 from accelerate import Accelerator
+from launching import free_port, launch, launch_well
 from peft import LoraConfig, get_peft_model
 from test_distributed import logs
-from test_vllm_servers import free_port
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hacpo_trl import AgentConfig, HACPOConfig
@@ -210,21 +208,9 @@ def write_agents(folder: Path, agents: list[dict]):
     (folder / "agents.json").write_text(json.dumps(agents))
 
 
-def launch(repository, config, scenario, folder, timeout=600):
-    command = [
-        *(sys.executable, "-m", "accelerate.commands.launch"),
-        *("--config_file", str(repository / "configs" / "accelerate" / config)),
-        *("--main_process_port", str(free_port())),
-        *(str(repository / "tests" / "launched.py"), scenario, str(folder)),
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
-
-
 def test_hacpo_under_zero3_on_two_processes(up, repository, tmp_path):
     write_agents(tmp_path, up.agents)
-    result = launch(repository, "zero3_cpu.yaml", "vllm", tmp_path)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-6000:]
+    launch_well(repository, "zero3_cpu", "vllm", tmp_path)
     for mode in ("recompute", "sampler"):
         steps = logs(tmp_path / f"{mode}.json")
         assert len(steps) == 3
@@ -273,15 +259,14 @@ def test_a_server_killed_while_weights_travel_is_a_clear_error(up, tmp_path, mon
 def test_training_goes_on_from_the_last_checkpoint_with_a_new_server(up, repository, tmp_path):
     write_agents(tmp_path, up.agents[:2])
     (tmp_path / "kill.json").write_text(json.dumps({"process_group": up.running["untied"].process.pid, "after": 3}))
-    broken = launch(repository, "cpu_2proc.yaml", "vllm_resume", tmp_path)
+    broken = launch(repository, "cpu_2proc", "vllm_resume", tmp_path)
     assert broken.returncode != 0
     assert "VLLMServerError: Agent 'untied', vLLM server" in broken.stderr
     assert not (tmp_path / "done.json").exists()
     (tmp_path / "kill.json").unlink()
     up.running["untied"].process.wait()
     up.ensure_up()
-    result = launch(repository, "cpu_2proc.yaml", "vllm_resume", tmp_path)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-6000:]
+    launch_well(repository, "cpu_2proc", "vllm_resume", tmp_path)
     steps = logs(tmp_path / "done.json")
     assert [log["step"] for log in steps] == [1, 2, 3, 4]
     assert all(log[f"{name}/sampling/logp_difference/max"] < 1e-4 for log in steps for name in ("tied", "untied"))

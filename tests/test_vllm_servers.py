@@ -11,6 +11,7 @@ import tiny
 import torch
 from accelerate import Accelerator
 from fake_vllm import FakeServer
+from launching import free_port
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
@@ -19,12 +20,6 @@ from hacpo_trl.agent import Agent
 from hacpo_trl.generation import GenerationRequest
 from hacpo_trl.vllm_servers.client import VLLMServerError
 from hacpo_trl.vllm_servers.generation import VLLMServerGeneration
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture
