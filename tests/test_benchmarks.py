@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
-import yaml
 
 from hacpo_trl import benchmarks
 from hacpo_trl.benchmarks import BENCHMARKS, extract_answer, filter_long_prompts, load_problems, parse_columns
@@ -247,12 +246,6 @@ def test_the_example_trains_on_a_file_and_evaluates_on_a_benchmark(example, hub,
     assert set(train["source"]) == {"mine"} and list(test["source"]) == ["math500"] * 2 + ["mine"] * 2
     with pytest.raises(ValueError, match="needs held-out problems: test_dataset_name"):
         example.math_task(example.ScriptArguments(**arguments), None)
-
-
-def test_the_papers_recipe_names_benchmarks(repository):
-    recipe = yaml.safe_load((repository / "configs" / "recipes" / "qwen3_4b_llama3_2_3b.yaml").read_text())
-    assert BENCHMARKS[recipe["dataset_name"]].hub_id == "DigitalLearningGmbH/MATH-lighteval"
-    assert set(recipe["test_dataset_name"]) <= set(BENCHMARKS)
 
 
 # ---- prompts that are too long ---------------------------------------------------------------------------------

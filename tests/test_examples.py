@@ -8,8 +8,6 @@ import sys
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hacpo_trl import HACPOConfig
-
 
 @pytest.fixture(scope="module")
 def policies(request):
@@ -71,20 +69,3 @@ def test_the_readmes_task(repository, policies, tmp_path):
     script.write_text(code.replace("max_steps=20", "max_steps=4"))
     printed = run([sys.executable, str(script)], policies, cwd=tmp_path)
     assert "qwen3 reward" in printed and len(printed.strip().splitlines()) >= 3
-
-
-def test_the_papers_recipe_makes_the_papers_steps(repository, monkeypatch):
-    """128 prompts, 8 generations, 2 agents, updates of 512 rollouts on 4 GPUs: 4 updates a step."""
-    import yaml
-
-    recipe = yaml.safe_load((repository / "configs" / "recipes" / "qwen3_4b_llama3_2_3b.yaml").read_text())
-    script_options = {"task", "dataset_name", "test_dataset_name", "test_size"}
-    args = HACPOConfig(**{key: value for key, value in recipe.items() if key not in script_options})
-    monkeypatch.setattr(HACPOConfig, "world_size", 4)
-    plan = args.step_plan(len(args.agents))
-    assert (plan.prompts, plan.rows_per_prompt, plan.rows_per_update, plan.updates) == (128, 16, 512, 4)
-    assert (args.learning_rate, args.epsilon, args.epsilon_high, args.capability_window) == (1e-6, 3e-4, 4e-4, 5)
-    assert [agent.model_name_or_path for agent in args.agents] == [
-        "Qwen/Qwen3-4B-Base",
-        "meta-llama/Llama-3.2-3B-Instruct",
-    ]

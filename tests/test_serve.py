@@ -11,6 +11,7 @@ import pytest
 import requests
 import yaml
 from launching import free_port
+from reproduce import PAIRS
 
 from hacpo_trl.serve import RunningServer, Server, ServerFailed, main, servers_of, stop, wait_until_up
 
@@ -216,7 +217,7 @@ except KeyboardInterrupt:
         requests.get(f"http://127.0.0.1:{port}/health", timeout=1)
 
 
-@pytest.mark.parametrize("name", ["tiny_vllm", "qwen3_4b_llama3_2_3b"])
+@pytest.mark.parametrize("name", ["tiny_vllm", *sorted({pair.recipe for pair in PAIRS.values()} - {"tiny"})])
 def test_the_recipes_servers_can_be_started(repository, monkeypatch, name):
     monkeypatch.setattr("hacpo_trl.serve.policy_path", lambda name, seed, progress: name)
     servers = servers_of(repository / "configs" / "recipes" / f"{name}.yaml", on_cpu=name == "tiny_vllm")
