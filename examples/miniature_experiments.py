@@ -48,6 +48,9 @@ NO_MECHANISM: dict[str, Settings] = {
     "none of the mechanisms": {key: value for off in FACTORS.values() for key, value in off.items()}
 }
 
+# Ours, in place of the capability baseline; see docs/theory.md.
+SHRINKAGE: dict[str, Settings] = {"shrinkage baseline": {"advantage_baseline": "shrinkage"}}
+
 OPTIONS: dict[str, Settings] = {
     "α = 2": {"alpha": 2.0},
     "α = 3": {"alpha": 3.0},
@@ -101,7 +104,7 @@ MAIN = Experiment("main", "Methods", METHODS, ["GSPOx2", "GRPOx2"], picture="met
 ABLATION = Experiment(
     "ablations",
     "Mechanisms and options",
-    {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **OPTIONS},
+    {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **SHRINKAGE, **OPTIONS},
     ["HACPO"],
     option="--ablations",
 )
@@ -186,7 +189,7 @@ def in_setting(name: str) -> Experiment:
     """HACPO, HACPO without each mechanism, and what it is compared with, in another setting than the recipe's."""
     title, setting = SETTINGS[name]
     others = {"naive, source's log-probs": NAIVE_SOURCE, "GSPOx2": GSPO_X2}
-    methods = {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **others}
+    methods = {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **SHRINKAGE, **others}
     methods = {method: {**setting, **settings} for method, settings in methods.items()}
     return Experiment(name, title, methods, ["HACPO"], option=f"--settings {name}")
 
