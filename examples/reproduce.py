@@ -183,14 +183,25 @@ class Command:
             raise SystemExit(f"Exit status {status}: {self}\nThe same command of this script continues from here.")
 
 
+def training_devices(args: argparse.Namespace) -> dict[str, str]:
+    """The first devices, if the recipe gives others to servers."""
+    of_servers = {d for agent in agents_of(args.pair) for d in agent.get("vllm_server_devices", "").split(",") if d}
+    devices = [str(device) for device in range(args.num_processes)]
+    if shared := of_servers.intersection(devices):
+        raise SystemExit(
+            f"--num-processes {args.num_processes} trains on devices 0 to {devices[-1]}, of which the recipe gives "
+            f"{', '.join(sorted(shared))} to vLLM servers (vllm_server_devices in {args.pair.recipe}.yaml)."
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if of_servers else {}
+
+
 def training(recipe: Path, run: Path, args: argparse.Namespace) -> Command:
-    served = any("vllm_server_devices" in agent for agent in agents_of(args.pair))
-    # The recipe's servers have the devices behind those that train.
-    devices = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(args.num_processes)))} if served else {}
     launch = ["--config_file", f"configs/accelerate/{args.pair.accelerate_config}.yaml"]
     launch += ["--num_processes", str(args.num_processes)]
     script = ["examples/train_qwen_llama.py", "--config", str(recipe), "--resume", *args.training]
-    return Command(["-m", "accelerate.commands.launch", *launch, *script], devices, run / "trainer_state.json")
+    return Command(
+        ["-m", "accelerate.commands.launch", *launch, *script], training_devices(args), run / "trainer_state.json"
+    )
 
 
 def evaluating(models: Sequence[str], folder: Path, evaluation: Evaluation, args: argparse.Namespace) -> Command:

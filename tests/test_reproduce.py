@@ -84,6 +84,12 @@ def test_commands_of_a_pair(tmp_path, capsys):
     assert "--benchmarks aime25 --backend vllm --max-completion-length 8196" in sampled
 
 
+def test_training_leaves_the_servers_their_devices(tmp_path):
+    args = reproduce.parse_args(["--pair", "qwen3-4b+8b", "--num-processes", "8", "--output-dir", str(tmp_path)])
+    with pytest.raises(SystemExit, match="trains on devices 0 to 7, of which the recipe gives 4, 5, 6, 7 to vLLM"):
+        reproduce.commands_of("gspo", args)
+
+
 def test_a_run_with_other_settings_is_refused(tmp_path):
     arguments = ["--pair", "tiny", "--methods", "hacpo", "--output-dir", str(tmp_path)]
     args = reproduce.parse_args(arguments)
