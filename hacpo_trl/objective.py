@@ -2,10 +2,10 @@
 
 HACPO, arXiv 2603.02604, Eq. 10 to 14. For learner k and a rollout y that agent j sampled:
 
-    log s^(k,j) = [ log π_k(y) − log π_j,old(y) ] / |y|                                          (Eq. 11)
-    own,   j = k:  min( s·A, clamp(s, 1 − ε_low, 1 + ε_high)·A )                                 (GSPO, arXiv
-    2507.18071) cross, j ≠ k:  clip(s, 1 − δ + m·δ_step, 1) · sg(s)^α · ω^(j,k) · A                          (Eq. 10,
-    12, 13, 14)
+    log s^(k,j) = [ log π_k(y) − log π_j,old(y) ] / |y|                              (Eq. 11)
+
+    own,   j = k:  min( s·A, clamp(s, 1 − ε_low, 1 + ε_high)·A )                     (GSPO, arXiv 2507.18071)
+    cross, j ≠ k:  clip(s, 1 − δ + m·δ_step, 1) · sg(s)^α · ω^(j,k) · A              (Eq. 10, 12, 13, 14)
 
 m is the index of the optimizer update within its step, sg stops the gradient. The loss is minus the mean of these
 objectives.

@@ -2,8 +2,7 @@
 
 An answer travels as text. Its source decodes the sampled ids, each learner encodes the text for itself:
 
-    sampled ids --(final stop token off)--> text --(learner's tokenizer)--> learner's ids --(learner's end of turn
-    on)-->
+    sampled ids --(final stop token off)--> text --(learner's tokenizer)--> ids --(learner's end of turn on)--> its ids
 
 What keeps the two sides of a sequence ratio about the same event:
 
