@@ -11,6 +11,7 @@ import rich.table
 from miniature_experiments import Experiment, factorial_label
 
 from hacpo_trl.evaluation.metrics import Estimate
+from hacpo_trl.reporting.panels import Curve, Panel, Subplot
 from hacpo_trl.statistics import factorial_effects, paired_difference, t_interval
 
 
@@ -141,43 +142,28 @@ def effects_table(experiment: Experiment, results: Results) -> Table:
     )
 
 
-LABEL_GAP = 0.025  # of accuracy, between the labels of a picture
+def curve_of(method: str, results: Sequence[Mapping[str, Any]], agent: str) -> Curve:
+    """One agent's held-out accuracy against the tokens it generated: mean over seeds, with its 95 % interval."""
+    points = list(zip(*(result["curve"] for result in results), strict=True))
+    tokens = [statistics.fmean(point["generated"][agent] for point in of_seeds) / 1000 for of_seeds in points]
+    estimates = [t_interval([point["accuracy"][agent]["avg@8"] for point in of_seeds]) for of_seeds in points]
+    values, low, high = zip(*((e.value, e.low, e.high) for e in estimates), strict=True)
+    return Curve(method, tokens, values, low, high)
 
 
-def draw(experiment: Experiment, results: Results, path: Path):
-    """Held-out accuracy against generated tokens, a panel for each agent; readable without colour."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    lines = ("-", "--", "-.", ":", (0, (9, 2)), (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
-    styles = list(zip(lines, "os^DPvx", strict=True))
-    figure, panels = pyplot.subplots(1, len(experiment.agents), figsize=(11, 4.4), sharey=True, layout="constrained")
-    for panel, agent in zip(panels, experiment.agents, strict=True):
-        ends = []
-        for (method, of_method), (line, marker) in zip(results.items(), itertools.cycle(styles), strict=False):
-            points = list(zip(*(result["curve"] for result in of_method), strict=True))
-            tokens = [statistics.fmean(p["generated"][agent] for p in of_seeds) / 1000 for of_seeds in points]
-            estimates = [t_interval([p["accuracy"][agent]["avg@8"] for p in of_seeds]) for of_seeds in points]
-            values = [estimate.value for estimate in estimates]
-            panel.plot(tokens, values, color="black", linestyle=line, marker=marker, markersize=4, linewidth=1.2)
-            low, high = [estimate.low for estimate in estimates], [estimate.high for estimate in estimates]
-            panel.fill_between(tokens, low, high, color="black", alpha=0.08, linewidth=0)
-            ends.append((values[-1], tokens[-1], method))
-        height = 0.0
-        for value, x, method in sorted(ends):
-            # Labels are a line apart, whatever the curves do.
-            height = max(value, height + LABEL_GAP)
-            arrow, box = {"arrowstyle": "-", "lw": 0.4}, {"facecolor": "white", "edgecolor": "none", "pad": 0.4}
-            panel.annotate(method, (x, value), (x + 1.5, height), va="center", fontsize=8, arrowprops=arrow, bbox=box)
-        panel.set_title(agent)
-        panel.set_xlabel("tokens it generated, thousands")
-        panel.set_xlim(0, panel.get_xlim()[1] * 1.15)
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("mean reward on held-out prompts")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+def picture(experiment: Experiment, results: Results) -> Panel:
+    """Held-out accuracy against generated tokens, a subplot for each agent."""
+    return Panel(
+        name=experiment.picture,
+        title=experiment.title,
+        text="",
+        x_label="tokens it generated, thousands",
+        y_label="mean reward on held-out prompts",
+        subplots=[
+            Subplot(agent, [curve_of(method, of_method, agent) for method, of_method in results.items()])
+            for agent in experiment.agents
+        ],
+    )
 
 
 def write_block(report: Path, name: str, content: str):

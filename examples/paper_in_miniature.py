@@ -49,7 +49,7 @@ from miniature_experiments import (
     more_agents,
     only,
 )
-from miniature_report import draw, tables, write_block
+from miniature_report import picture, tables, write_block
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -57,6 +57,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from hacpo_trl import HACPOConfig, HACPOTrainer
 from hacpo_trl.callbacks import RewardTableCallback
 from hacpo_trl.miniature import conv_dataset, conv_reward, noisy_conv_reward, policy_directory, policy_path
+from hacpo_trl.reporting.drawing import draw
 
 
 RECIPE = Path(__file__).parent.parent / "configs" / "recipes" / "tiny.yaml"
@@ -318,9 +319,9 @@ def present(experiment: Experiment, results: Mapping[str, Any], args: argparse.N
     if experiment.picture and len(args.seeds) > 1 and importlib.util.find_spec("matplotlib") is None:
         console.print("No picture was drawn: that needs matplotlib (pip install '.[report]').")
     elif experiment.picture and len(args.seeds) > 1:
-        picture = (Path(args.report).parent if args.report else output_dir) / f"{experiment.picture}.png"
-        draw(experiment, results, picture)
-        parts.append(f"![Held-out accuracy of the methods against generated tokens]({picture.name})")
+        path = (Path(args.report).parent if args.report else output_dir) / f"{experiment.picture}.png"
+        draw(picture(experiment, results), path)
+        parts.append(f"![Held-out accuracy of the methods against generated tokens]({path.name})")
     content = "\n\n".join(parts)
     (output_dir / f"{experiment.name}.md").write_text(content + "\n", encoding="utf-8")
     if args.report:

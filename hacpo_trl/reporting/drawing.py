@@ -7,9 +7,17 @@ from pathlib import Path
 from .panels import Panel, Subplot
 
 
-STYLES = [("-", "o"), ("--", "s"), ("-.", "^"), (":", "D"), ((0, (6, 1, 1, 1, 1, 1)), "v"), ((0, (1, 3)), "x")]
+STYLES = [
+    ("-", "o"),
+    ("--", "s"),
+    ("-.", "^"),
+    (":", "D"),
+    ((0, (6, 1, 1, 1, 1, 1)), "v"),
+    ((0, (1, 3)), "x"),
+    ((0, (9, 2)), "P"),
+]
 # Okabe and Ito's colours, which most colour-blind people tell apart; they also differ in lightness.
-COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"]
+COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 # Of a subplot's height: as far apart are the names of curves at least.
 LABEL_GAP = 0.065
 LABEL_SIZE = 8
