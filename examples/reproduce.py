@@ -57,7 +57,7 @@ METHODS = {
     "hacpo": "hacpo",
     "hacpo_code": "hacpo",
 }
-# The other two are readings that the paper leaves open; each costs a whole run more.
+# Without naive_source and hacpo_code, readings that the paper leaves open: each costs a whole run more.
 DEFAULT_METHODS = [START, "grpo", "gspo", "gspo_x2", "naive", "hacpo"]
 
 
@@ -180,7 +180,7 @@ class Command:
         environment = {**os.environ, **self.environment}
         status = subprocess.run([sys.executable, *self.arguments], env=environment, cwd=REPOSITORY).returncode
         if status:
-            raise SystemExit(f"Exit status {status}: {self}\nThe same command of this script continues from here.")
+            raise SystemExit(f"Exit status {status}: {self}\nOnce that is mended, the same command continues.")
 
 
 def training_devices(args: argparse.Namespace) -> dict[str, str]:
@@ -216,7 +216,7 @@ def write_recipe(folder: Path, recipe: Mapping[str, Any], args: argparse.Namespa
     path = folder / "recipe.yaml"
     content = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
     content = f"# Further arguments: {shlex.join(args.training) or 'none'}\n{content}"
-    if Path(recipe["output_dir"]).exists() and path.read_text(encoding="utf-8") != content:
+    if Path(recipe["output_dir"]).exists() and (not path.is_file() or path.read_text(encoding="utf-8") != content):
         raise SystemExit(f"{recipe['output_dir']} was trained with other settings, see {path}. Remove {folder}.")
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")
@@ -333,11 +333,17 @@ def table_of(agent: str, args: argparse.Namespace) -> Table:
 
 def present(args: argparse.Namespace, console: Console):
     """Prints every agent's table and writes them to results.md."""
-    parts = [f"`{args.pair_name}`: ours, and in parentheses the paper's (arXiv 2603.02604v1, Tables 1 and 7)."]
+    note = f"`{args.pair_name}`"
+    if args.limit is not None:
+        note += f", the first {args.limit} problems of each benchmark"
+    if paper_results(args.pair_name):
+        note += ". In parentheses the paper's (arXiv 2603.02604v1, Tables 1 and 7); its means are of the row."
+    console.print(note, highlight=False)
+    parts = [note]
     for agent in agents_of(args.pair):
         title = f"{agent['name']}: {agent['model_name_or_path']}"
         table = table_of(agent["name"], args)
-        console.print(table.rich(f"{title}, ours (the paper's)"))
+        console.print(table.rich(title))
         parts.append(f"{title}\n\n{table.markdown()}")
     path = args.output_dir / "results.md"
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -348,16 +354,20 @@ def present(args: argparse.Namespace, console: Console):
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     argv = list(sys.argv[1:] if argv is None else argv)
     cut = argv.index("--") if "--" in argv else len(argv)
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--pair", choices=PAIRS, required=True, dest="pair_name")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=DEFAULT_METHODS, metavar="METHOD")
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0],
+        usage="%(prog)s --pair PAIR [options] [-- arguments of training]",
+    )
+    parser.add_argument("--pair", choices=PAIRS, required=True, dest="pair_name", help="the models")
+    rows = f"rows of the table; default: {' '.join(DEFAULT_METHODS)}"
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=DEFAULT_METHODS, help=rows)
     parser.add_argument("--num-processes", type=int, help="that train; default: what the recipe is made for")
     parser.add_argument("--vllm-python", help="interpreter of the environment that has vLLM, for the servers")
     parser.add_argument(
         "--backend", choices=("transformers", "vllm"), help="of evaluation; default: vLLM if it is here"
     )
     parser.add_argument("--limit", type=int, help="evaluate on the first so many problems of each benchmark")
-    parser.add_argument("--output-dir", type=Path, default=Path("outputs/reproduce"))
+    parser.add_argument("--output-dir", type=Path, default=Path("outputs/reproduce"), help="default: %(default)s")
     parser.add_argument("--print", action="store_true", help="write the recipes and print the commands")
     args = parser.parse_args(argv[:cut])
     args.training, args.pair = argv[cut + 1 :], PAIRS[args.pair_name]
@@ -372,9 +382,11 @@ def main(args: argparse.Namespace):
     servers = serving(args)
     commands = {method: commands_of(method, args) for method in args.methods}
     if args.print:
-        print(*([f"{servers} &"] if servers else []), *(c for of in commands.values() for c in of), sep="\n")
+        print("# in the repository's root", *([f"{servers} &"] if servers else []), sep="\n")
+        print(*(command for of_method in commands.values() for command in of_method), sep="\n")
         return
-    with running(servers):
+    to_train = any(command.done and not command.done.is_file() for of in commands.values() for command in of)
+    with running(servers if to_train else None):
         for method, of_method in commands.items():
             print(f"== {method}", flush=True)
             for command in of_method:

@@ -4,7 +4,8 @@
     python -m hacpo_trl.evaluate --models Qwen/Qwen3-4B-Base outputs/duo/qwen --benchmarks problems.jsonl --limit 50
     python -m hacpo_trl.evaluate --models embedded:qwen3 embedded:llama --benchmarks conv
 
-The defaults are the paper's: best@30 on AIME 2025 with answers of up to 8192 tokens, avg@1 with 4096 elsewhere.
+The default metrics are the paper's, best@30 on AIME 2025 and avg@1 elsewhere, with answers of up to 8192 and 4096
+tokens at temperature 1. (`examples/reproduce.py` evaluates as the paper does, as far as that is known.)
 Prompts, BOS, stop tokens and verdicts come from the code that training uses.
 
 `--output-dir` gets results.json, results.md and, a parquet file for each batch, every completion with its extracted

@@ -137,8 +137,8 @@ def noisy_conv_reward(
     `conv_reward` of a verifier that makes mistakes: it accepts a wrong answer with probability `false_positives`.
 
     Prompt, text and seed decide: the same answer to the same prompt gets the same verdict, whoever gives it and
-    however often. So a mistake is one that agents can learn to exploit. `functools.partial` fixes the last two
-    arguments.
+    however often. So a mistake can be learned for that prompt, and says nothing about others. `functools.partial`
+    fixes the last two arguments.
 
     Raises:
         ValueError: if `false_positives` is no probability.
