@@ -133,6 +133,24 @@ TEMPERATURE = Experiment(
     option="--temperature",
 )
 
+# GSPO's clip range for sequence ratios of own rollouts, which HACPO keeps; ten times as wide; GRPO's for token ratios.
+WIDER, WIDEST = {"epsilon": 3e-3, "epsilon_high": 4e-3}, {"epsilon": 0.2, "epsilon_high": 0.28}
+CLIP_RANGE = Experiment(
+    "clip-range",
+    "The clip range of own rollouts",
+    {
+        "HACPO": {},
+        "HACPO, ε .003 / .004": WIDER,
+        "HACPO, ε .2 / .28": WIDEST,
+        "GSPOx2": GSPO_X2,
+        "GSPOx2, ε .003 / .004": {**GSPO_X2, **WIDER},
+        "GSPOx2, ε .2 / .28": {**GSPO_X2, **WIDEST},
+        "GRPOx2": METHODS["GRPOx2"],
+    },
+    ["GRPOx2"],
+    option="--clip-range",
+)
+
 FURTHER_AGENTS = {"third": "llama-comma", "fourth": "qwen3-comma", "fifth": "llama-bytes"}
 
 

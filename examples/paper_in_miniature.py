@@ -5,6 +5,7 @@
     python examples/paper_in_miniature.py --factorial     # all combinations of four mechanisms: effects, interactions
     python examples/paper_in_miniature.py --agents 3 4 5  # more agents, at a fixed number of own rollouts
     python examples/paper_in_miniature.py --temperature   # does hotter sampling explain the gain?
+    python examples/paper_in_miniature.py --clip-range    # is it GSPO's narrow clip range that GRPO is ahead by?
     python examples/paper_in_miniature.py --false-positives 0.05 0.2      # a verifier that makes mistakes
     python examples/paper_in_miniature.py --settings      # settings in which each mechanism has something to do
 
@@ -37,6 +38,7 @@ import transformers
 import yaml
 from miniature_experiments import (
     ABLATION,
+    CLIP_RANGE,
     FACTORIAL,
     MAIN,
     SETTINGS,
@@ -356,6 +358,7 @@ def chosen_experiments(args: argparse.Namespace) -> list[Experiment]:
     chosen += [FACTORIAL] if args.factorial else []
     chosen += [more_agents(args.agents)] if args.agents else []
     chosen += [TEMPERATURE] if args.temperature else []
+    chosen += [CLIP_RANGE] if args.clip_range else []
     chosen += [false_positives(probability) for probability in args.false_positives or ()]
     return chosen or [MAIN]
 
@@ -366,6 +369,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--factorial", action="store_true", help="all combinations of four mechanisms")
     parser.add_argument("--agents", type=int, nargs="+", help="also with so many agents: 3, 4, 5")
     parser.add_argument("--temperature", action="store_true", help="GSPOx2 with hotter sampling")
+    parser.add_argument("--clip-range", action="store_true", help="wider clip ranges of own rollouts")
     parser.add_argument("--false-positives", type=float, nargs="+", help="probabilities of accepting a wrong answer")
     parser.add_argument("--settings", nargs="*", choices=list(SETTINGS), help="other settings; default: all of them")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)

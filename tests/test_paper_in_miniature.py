@@ -27,6 +27,7 @@ EXPERIMENTS = [
     experiments.ABLATION,
     experiments.FACTORIAL,
     experiments.TEMPERATURE,
+    experiments.CLIP_RANGE,
     experiments.more_agents([3, 4, 5]),
     experiments.false_positives(0.2),
     *map(experiments.in_setting, experiments.SETTINGS),
