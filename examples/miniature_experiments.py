@@ -142,12 +142,14 @@ CLIP_RANGE = Experiment(
         "HACPO": {},
         "HACPO, ε .003 / .004": WIDER,
         "HACPO, ε .2 / .28": WIDEST,
+        "GSPO": GSPO,
+        "GSPO, ε .2 / .28": {**GSPO, **WIDEST},
         "GSPOx2": GSPO_X2,
         "GSPOx2, ε .003 / .004": {**GSPO_X2, **WIDER},
         "GSPOx2, ε .2 / .28": {**GSPO_X2, **WIDEST},
         "GRPOx2": METHODS["GRPOx2"],
     },
-    ["GRPOx2"],
+    ["HACPO, ε .2 / .28", "GRPOx2"],
     option="--clip-range",
 )
 
