@@ -28,7 +28,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,11 +164,13 @@ class Command:
         arguments: The command line without the interpreter.
         environment: What its environment has beside this process's.
         done: A file that is there when it need not run again.
+        beside: A program that runs as long as this one does.
     """
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     done: Path | None = None
+    beside: "Command | None" = None
 
     def __str__(self) -> str:
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
@@ -177,10 +179,33 @@ class Command:
     def run(self):
         if self.done is not None and self.done.is_file():
             return
-        environment = {**os.environ, **self.environment}
-        status = subprocess.run([sys.executable, *self.arguments], env=environment, cwd=REPOSITORY).returncode
+        with self.beside.running() if self.beside else nullcontext():
+            status = self._start().wait()
         if status:
             raise SystemExit(f"Exit status {status}: {self}\nOnce that is mended, the same command continues.")
+
+    def _start(self) -> subprocess.Popen:
+        environment = {**os.environ, **self.environment}
+        return subprocess.Popen([sys.executable, *self.arguments], env=environment, cwd=REPOSITORY)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Has it run in the background meanwhile."""
+        process = self._start()
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def serving(args: argparse.Namespace) -> Command | None:
+    """The servers of the pair's recipe, new ones for each run; training waits for them itself."""
+    recipe = RECIPES / f"{args.pair.recipe}.yaml"
+    if load_yaml(recipe).get("vllm_mode") != "server":
+        return None
+    where = ["--config", str(recipe), "--log_dir", str(args.output_dir / "servers")]
+    return Command(["-m", "hacpo_trl.serve", *where, *(["--python", args.vllm_python] if args.vllm_python else [])])
 
 
 def training_devices(args: argparse.Namespace) -> dict[str, str]:
@@ -200,7 +225,10 @@ def training(recipe: Path, run: Path, args: argparse.Namespace) -> Command:
     launch += ["--num_processes", str(args.num_processes)]
     script = ["examples/train_qwen_llama.py", "--config", str(recipe), "--resume", *args.training]
     return Command(
-        ["-m", "accelerate.commands.launch", *launch, *script], training_devices(args), run / "trainer_state.json"
+        ["-m", "accelerate.commands.launch", *launch, *script],
+        environment=training_devices(args),
+        done=run / "trainer_state.json",
+        beside=serving(args),
     )
 
 
@@ -240,29 +268,6 @@ def commands_of(method: str, args: argparse.Namespace) -> list[Command]:
         training(recipe, run, args),
         *(evaluating(["--run", str(run)], folder, e, args) for e in args.pair.evaluations),
     ]
-
-
-def serving(args: argparse.Namespace) -> Command | None:
-    """The servers of the pair's recipe; the same ones for all methods."""
-    recipe = RECIPES / f"{args.pair.recipe}.yaml"
-    if load_yaml(recipe).get("vllm_mode") != "server":
-        return None
-    where = ["--config", str(recipe), "--log_dir", str(args.output_dir / "servers")]
-    return Command(["-m", "hacpo_trl.serve", *where, *(["--python", args.vllm_python] if args.vllm_python else [])])
-
-
-@contextmanager
-def running(servers: Command | None) -> Iterator[None]:
-    """Servers in the background, which training waits for itself."""
-    if servers is None:
-        yield
-        return
-    process = subprocess.Popen([sys.executable, *servers.arguments], cwd=REPOSITORY)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -379,18 +384,16 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(args: argparse.Namespace):
-    servers = serving(args)
     commands = {method: commands_of(method, args) for method in args.methods}
     if args.print:
+        servers = serving(args)
         print("# in the repository's root", *([f"{servers} &"] if servers else []), sep="\n")
         print(*(command for of_method in commands.values() for command in of_method), sep="\n")
         return
-    to_train = any(command.done and not command.done.is_file() for of in commands.values() for command in of)
-    with running(servers if to_train else None):
-        for method, of_method in commands.items():
-            print(f"== {method}", flush=True)
-            for command in of_method:
-                command.run()
+    for method, of_method in commands.items():
+        print(f"== {method}", flush=True)
+        for command in of_method:
+            command.run()
     present(args, Console())
 
 

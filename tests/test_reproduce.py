@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -90,6 +91,38 @@ def test_training_leaves_the_servers_their_devices(tmp_path):
     args = reproduce.parse_args(["--pair", "qwen3-4b+8b", "--num-processes", "8", "--output-dir", str(tmp_path)])
     with pytest.raises(SystemExit, match="trains on devices 0 to 7, of which the recipe gives 4, 5, 6, 7 to vLLM"):
         reproduce.commands_of("gspo", args)
+
+
+SERVER = """
+import pathlib, signal, sys, time
+def stop(*_):
+    pathlib.Path(sys.argv[1], "stopped").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path(sys.argv[1], "up").touch()
+time.sleep(100)
+"""
+# Ends with a status as soon as the server is up.
+CLIENT = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1], "up").exists():
+    time.sleep(0.01)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_servers_run_as_long_as_training_does(tmp_path, status):
+    servers = reproduce.Command(["-c", SERVER, str(tmp_path)])
+    training = reproduce.Command(["-c", CLIENT, str(tmp_path), str(status)], beside=servers)
+    with nullcontext() if status == 0 else pytest.raises(SystemExit, match="Exit status 3: python -c"):
+        training.run()
+    assert (tmp_path / "stopped").is_file()
+
+
+def test_what_is_done_is_not_run_again(tmp_path):
+    (tmp_path / "done").touch()
+    reproduce.Command(["-c", "raise SystemExit(1)"], done=tmp_path / "done").run()
 
 
 def test_a_run_with_other_settings_is_refused(tmp_path):
