@@ -4,7 +4,8 @@
     python examples/reproduce.py --pair qwen3-1.7b+4b --print    # the commands, for a cluster
     python examples/reproduce.py --pair tiny                     # the embedded pair, on a CPU in some minutes
 
-A method is the pair's recipe with the changes in configs/recipes/methods/. What follows `--` goes to training:
+A method is the pair's recipe with the changes in configs/recipes/methods/, without the settings that its algorithm
+does not read. What follows `--` goes to training:
 `-- --train_size 1024`. Everything lies in OUTPUT_DIR/PAIR/METHOD: the recipe that was trained with, the run, its
 evaluations. The same command continues: a run that is finished is not made again, a broken one goes on from its last
 checkpoint, and one that was made with other settings is refused.
@@ -39,6 +40,7 @@ from miniature_report import Table
 from rich.console import Console
 
 from hacpo_trl.benchmarks import BENCHMARKS
+from hacpo_trl.config import OPTIONS_OF, HACPOConfig
 
 
 REPOSITORY = Path(__file__).parent.parent
@@ -139,8 +141,9 @@ def recipe_of(pair: Pair, method: str, processes: int, output_dir: Path) -> dict
         changes |= load_yaml(RECIPES / "methods" / f"{method}.yaml")
     if method == "hacpo_code":
         # The authors' scripts have Table 5's number as the bound; `delta` is the radius.
-        changes["delta"] = round(1 - recipe.get("delta", 0.8), 6)
-    recipe |= changes
+        changes["delta"] = round(1 - recipe.get("delta", HACPOConfig.delta), 6)
+    algorithm = changes.get("algorithm", recipe["algorithm"])
+    recipe = {key: value for key, value in recipe.items() if algorithm in OPTIONS_OF.get(key, [algorithm])} | changes
     accumulated = recipe.get("gradient_accumulation_steps", 1) * pair.processes
     if accumulated % processes:
         raise SystemExit(
