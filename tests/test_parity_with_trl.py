@@ -30,7 +30,18 @@ SETTINGS = {
 }
 
 
-def trl_run(tmp_path, monkeypatch, model, script, prompts, **kwargs):
+def prompts():
+    return conv_dataset("train", UPDATES * PROMPTS)
+
+
+@pytest.fixture
+def load_policy(tmp_path):
+    """Loads one policy, as often as it is called."""
+    tiny.policy("qwen").save_pretrained(tmp_path / "policy")
+    return lambda: type(tiny.policy("qwen")).from_pretrained(tmp_path / "policy")
+
+
+def trl_run(tmp_path, monkeypatch, model, script, **kwargs):
     # TRL deals the rollouts of a generation batch to its updates at random; here both take them in order.
     monkeypatch.setattr(grpo_trainer, "shuffle_sequence_dict", lambda batch: batch)
 
@@ -47,7 +58,7 @@ def trl_run(tmp_path, monkeypatch, model, script, prompts, **kwargs):
         model,
         tiny.partial_reward,
         GRPOConfig(str(tmp_path / "trl"), loss_type="grpo", scale_rewards="group", **SETTINGS, **kwargs),
-        prompts,
+        prompts(),
         processing_class=tiny.tokenizer("qwen"),
         rollout_func=scripted_rollouts,
     )
@@ -59,12 +70,12 @@ def trl_run(tmp_path, monkeypatch, model, script, prompts, **kwargs):
     return trainer
 
 
-def our_trainer(tmp_path, model, script, prompts, level, **kwargs):
+def our_trainer(tmp_path, model, script, level, **kwargs):
     settings = {k: v for k, v in SETTINGS.items() if k not in ("bf16", "gradient_checkpointing", "use_cpu")}
     return tiny.trainer(
         tmp_path / "ours",
         names=["qwen"],
-        prompts=prompts,
+        prompts=prompts(),
         generation=script,
         models={"qwen": model},
         algorithm="hacpo" if level == "sequence" else "grpo",
@@ -84,21 +95,17 @@ def assert_moved_alike(before, ours, theirs):
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 @pytest.mark.parametrize("level", ["sequence", "token"])
 @pytest.mark.parametrize("updates_per_step", [1, 3])
-def test_three_updates_equal_grpo_trainer(tmp_path, monkeypatch, level, updates_per_step, beta):
+def test_three_updates_equal_grpo_trainer(tmp_path, monkeypatch, load_policy, level, updates_per_step, beta):
     """Loss and parameters after 3 updates, with ratios of 1 (a step an update) and with clipped ratios (3 updates a
     step)."""
     rollouts = PROMPTS * GENERATIONS
     batch = rollouts // updates_per_step
-    tiny.policy("qwen").save_pretrained(tmp_path / "policy")
-    load = type(tiny.policy("qwen")).from_pretrained
-    prompts = conv_dataset("train", UPDATES * PROMPTS)
     script = tiny.ScriptedGeneration(["qwen"])
     theirs = trl_run(
         tmp_path,
         monkeypatch,
-        load(tmp_path / "policy"),
+        load_policy(),
         script,
-        prompts,
         per_device_train_batch_size=batch // 2,
         gradient_accumulation_steps=2,
         steps_per_generation=2 * updates_per_step,
@@ -109,9 +116,8 @@ def test_three_updates_equal_grpo_trainer(tmp_path, monkeypatch, level, updates_
     )
     ours = our_trainer(
         tmp_path,
-        load(tmp_path / "policy"),
+        load_policy(),
         script,
-        prompts,
         level,
         per_device_train_batch_size=batch // 2,
         gradient_accumulation_steps=2,
@@ -139,11 +145,8 @@ def test_three_updates_equal_grpo_trainer(tmp_path, monkeypatch, level, updates_
 
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 @pytest.mark.parametrize("level", ["sequence", "token"])
-def test_the_correction_for_the_sampler_equals_grpo_trainers(tmp_path, monkeypatch, level, mode):
+def test_the_correction_for_the_sampler_equals_grpo_trainers(tmp_path, monkeypatch, load_policy, level, mode):
     """Loss, parameters and logged differences, with a sampler whose probabilities are not the trainer's."""
-    tiny.policy("qwen").save_pretrained(tmp_path / "policy")
-    load = type(tiny.policy("qwen")).from_pretrained
-    prompts = conv_dataset("train", UPDATES * PROMPTS)
     script = tiny.ScriptedGeneration(["qwen"], with_logps=True)
     correction = {
         "vllm_importance_sampling_mode": mode,
@@ -153,9 +156,8 @@ def test_the_correction_for_the_sampler_equals_grpo_trainers(tmp_path, monkeypat
     theirs = trl_run(
         tmp_path,
         monkeypatch,
-        load(tmp_path / "policy"),
+        load_policy(),
         script,
-        prompts,
         per_device_train_batch_size=PROMPTS * GENERATIONS,
         importance_sampling_level=level,
         vllm_importance_sampling_correction=True,
@@ -163,9 +165,8 @@ def test_the_correction_for_the_sampler_equals_grpo_trainers(tmp_path, monkeypat
     )
     ours = our_trainer(
         tmp_path,
-        load(tmp_path / "policy"),
+        load_policy(),
         script,
-        prompts,
         level,
         per_device_train_batch_size=PROMPTS * GENERATIONS,
     )
