@@ -73,7 +73,7 @@ test-vllm: install install-vllm
 
 test-extras: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,reasoning-gym]"
-	$(BIN)/python -m pytest tests/test_benchmarks.py
+	$(BIN)/python -m pytest tests/evaluation/test_benchmarks.py
 
 quality: install
 	$(BIN)/ruff check .

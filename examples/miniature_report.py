@@ -10,9 +10,8 @@ from typing import Any
 import rich.table
 from miniature_experiments import Experiment, factorial_label
 
-from hacpo_trl.evaluation.metrics import Estimate
 from hacpo_trl.reporting.panels import Curve, Panel, Subplot
-from hacpo_trl.statistics import factorial_effects, paired_difference, t_interval
+from hacpo_trl.reporting.statistics import Estimate, factorial_effects, paired_difference, t_interval
 
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # method -> a result for each seed, in the order of seeds

@@ -57,9 +57,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from hacpo_trl import HACPOConfig, HACPOTrainer
-from hacpo_trl.callbacks import RewardTableCallback
-from hacpo_trl.miniature import conv_dataset, conv_reward, noisy_conv_reward, policy_directory, policy_path
+from hacpo_trl.embedded import conv_dataset, conv_reward, noisy_conv_reward, policy_directory, policy_path
 from hacpo_trl.reporting.drawing import draw
+from hacpo_trl.reporting.terminal import RewardTableCallback
 
 
 RECIPE = Path(__file__).parent.parent / "configs" / "recipes" / "tiny.yaml"

@@ -39,8 +39,9 @@ import yaml
 from miniature_report import Table
 from rich.console import Console
 
-from hacpo_trl.benchmarks import BENCHMARKS
-from hacpo_trl.config import OPTIONS_OF, HACPOConfig
+from hacpo_trl.config import HACPOConfig
+from hacpo_trl.evaluation.benchmarks import BENCHMARKS
+from hacpo_trl.options.checks import OPTIONS_OF
 
 
 REPOSITORY = Path(__file__).parent.parent

@@ -27,7 +27,7 @@ It takes some minutes on one core of a CPU. Four parts:
    and Theorem 4.3's assumption D.12, ρ(c, R) ≥ 0, should help; for τ > 1 (short answers) it counts for less. The claim
    tested: ρ ≥ 0 ⇒ ⟨g_own, g_cross⟩ ≥ 0.
 
-3. **The same for the tiny policies** of `hacpo_trl.miniature`, over all thousand answers "d,d,d" to a prompt.
+3. **The same for the tiny policies** of `hacpo_trl.embedded`, over all thousand answers "d,d,d" to a prompt.
 
 4. **Sequence ratios of a run** of `HACPOTrainer` on the miniature, as in the paper's Table 6.
 """
@@ -45,22 +45,20 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hacpo_trl import HACPOConfig, HACPOTrainer
-from hacpo_trl.advantages import (
+from hacpo_trl.algorithm.advantages import (
     STD_EPSILON,
     group_advantages,
     own_group_advantages,
-    own_weight,
-    own_weight_sums,
-    shrinkage_advantages,
 )
-from hacpo_trl.capability import RATIO_MAX, RATIO_MIN, CapabilityWindow
-from hacpo_trl.config import SEQUENCE_EPSILON, SEQUENCE_EPSILON_HIGH
-from hacpo_trl.data import pad_sequences
-from hacpo_trl.learner import Alignment
-from hacpo_trl.metrics import Metrics
-from hacpo_trl.miniature import conv_dataset, conv_reward, policy_path
-from hacpo_trl.objective import cross_lower_bound, cross_objective, own_objective, sequence_log_ratio
-from hacpo_trl.scoring import completion_logps, prepare_policy
+from hacpo_trl.algorithm.alignment import Alignment
+from hacpo_trl.algorithm.capability import RATIO_MAX, RATIO_MIN, CapabilityWindow
+from hacpo_trl.algorithm.objective import cross_lower_bound, cross_objective, own_objective, sequence_log_ratio
+from hacpo_trl.algorithm.sharing import GSPO
+from hacpo_trl.algorithm.shrinkage import own_weight, own_weight_sums, shrinkage_advantages
+from hacpo_trl.backends.log_probabilities import completion_logps, prepare_policy
+from hacpo_trl.embedded import conv_dataset, conv_reward, policy_path
+from hacpo_trl.reporting.metrics import Metrics
+from hacpo_trl.rollouts.rows import pad_sequences
 
 
 @dataclass(frozen=True)
@@ -309,7 +307,7 @@ def objectives(
     """
     old, num_tokens = log_learner.detach(), torch.tensor(settings.tokens)
     own_ratio = sequence_log_ratio(log_learner, old, num_tokens, num_tokens).exp()
-    own = own_objective(own_ratio, advantages, SEQUENCE_EPSILON, SEQUENCE_EPSILON_HIGH)
+    own = own_objective(own_ratio, advantages, *GSPO.default_epsilon)
     cross_ratio = sequence_log_ratio(log_learner, log_source, num_tokens, num_tokens).exp()
     bound = cross_lower_bound(0.8, 0.025, 0) if settings.clip else None
     cross = cross_objective(cross_ratio, advantages, weight, settings.alpha, bound)

@@ -27,8 +27,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import TrlParser
 
 from hacpo_trl import HACPOConfig, HACPOTrainer
-from hacpo_trl.benchmarks import BENCHMARKS, load_problems
-from hacpo_trl.miniature import EMBEDDED, conv_dataset, conv_reward, policy_path
+from hacpo_trl.embedded import EMBEDDED, conv_dataset, conv_reward, policy_path
+from hacpo_trl.evaluation.benchmarks import BENCHMARKS, load_problems
 from hacpo_trl.rewards import math_reward
 
 
@@ -65,7 +65,7 @@ class ScriptArguments:
 
 
 def conv_task(script_args: ScriptArguments, training_args: HACPOConfig):
-    """The embedded task: three symbols, their three digits (see `hacpo_trl.miniature`)."""
+    """The embedded task: three symbols, their three digits (see `hacpo_trl.embedded`)."""
     train = conv_dataset("train", script_args.train_size or 5000, training_args.seed)
     return train, conv_dataset("test", script_args.test_size or 512), conv_reward
 

@@ -8,12 +8,17 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .config import AgentConfig, HACPOConfig
-    from .rollout import Rollout
+    from .rollouts.rollout import Rollout
     from .trainer import HACPOTrainer
 
 __all__ = ["AgentConfig", "HACPOConfig", "HACPOTrainer", "Rollout", "__version__"]
 
-_MODULE_OF = {"AgentConfig": "config", "HACPOConfig": "config", "HACPOTrainer": "trainer", "Rollout": "rollout"}
+_MODULE_OF = {
+    "AgentConfig": "config",
+    "HACPOConfig": "config",
+    "HACPOTrainer": "trainer",
+    "Rollout": "rollouts.rollout",
+}
 
 
 def __getattr__(name: str):

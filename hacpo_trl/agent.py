@@ -20,8 +20,9 @@ from trl.data_utils import is_conversational
 from trl.trainer.utils import create_model_from_path
 
 from .config import AgentConfig, HACPOConfig
-from .retokenization import decode_completion, retokenize
-from .rollout import LearnerView, Prompt, Rollout
+from .files import AGENT_SETTINGS
+from .rollouts.retokenization import decode_completion, retokenize
+from .rollouts.rollout import LearnerView, Prompt, Rollout
 
 
 logger = logging.getLogger(__name__)
@@ -30,9 +31,6 @@ logger = logging.getLogger(__name__)
 # prompts.
 TEMPLATE_DATE = date(2024, 7, 26)
 STRFTIME_CALL = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
-
-# Beside an agent's saved tokenizer: how it was prompted, as far as the tokenizer does not say.
-AGENT_SETTINGS = "hacpo_agent.json"
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -366,8 +364,15 @@ def build_agents(
     return agents
 
 
-def reference_of(agent: Agent, args: HACPOConfig) -> PreTrainedModel:
-    """A copy of an agent's policy as it is now: what the KL term measures the distance to."""
+def initial_policies(agents: Mapping[str, Agent], args: HACPOConfig) -> dict[str, PreTrainedModel]:
+    """For the KL term, frozen copies of the policies as they are now; of an adapter none: it is switched off."""
+    if args.beta == 0:
+        return {}
+    copies = {name: _copy_of(agent, args) for name, agent in agents.items() if not agent.is_adapter}
+    return {name: policy.requires_grad_(False) for name, policy in copies.items()}
+
+
+def _copy_of(agent: Agent, args: HACPOConfig) -> PreTrainedModel:
     if any(hasattr(parameter, "ds_id") for parameter in agent.policy.parameters()):
         # ZeRO-3 has dealt the weights out already; a copy of a share is no model.
         return load_model(agent.config, args)

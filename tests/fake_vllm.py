@@ -8,7 +8,7 @@ from urllib.parse import urlparse
 
 import torch
 
-from hacpo_trl.vllm_servers.transfer import GlooGroup
+from hacpo_trl.generation.vllm_servers.transfer import GlooGroup
 
 
 class FakeServer:

@@ -17,8 +17,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl.distributed import DistributedBackend
 
 from hacpo_trl import HACPOTrainer
-from hacpo_trl.miniature import conv_dataset
-from hacpo_trl.vllm_servers import weights
+from hacpo_trl.embedded import conv_dataset
+from hacpo_trl.generation.vllm_servers import weights
 
 
 def allow_fsdp_on_cpus():

@@ -8,7 +8,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from hacpo_trl.miniature import conv_dataset
+from hacpo_trl.embedded import conv_dataset
 
 
 UPDATES, PROMPTS, GENERATIONS = 3, 6, 4

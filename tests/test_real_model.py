@@ -113,7 +113,7 @@ def test_one_exchanged_answer_as_each_side_sees_it(trainer):
     assert seen.old_logprob_sum == source.old_logprob_sum and seen.old_num_tokens == len(source.completion_ids)
     assert small.decode(seen.prompt_ids) == trainer.train_dataset[0]["prompt"][0]["content"]
     assert smol.decode(source.prompt_ids).endswith("<|im_start|>assistant\n")
-    logp = trainer._score("tiny", trainer.agents["tiny"].policy, [seen.prompt_ids], [seen.completion_ids])[0].sum()
+    logp = trainer.scorer.score("tiny", [seen.prompt_ids], [seen.completion_ids])[0].sum()
 
     table = Table("", "source: SmolLM2-135M-Instruct", "learner: the tiny Llama", title=f"Answer: {text!r}")
     table.add_row("prompt, tokens", str(len(source.prompt_ids)), str(len(seen.prompt_ids)))

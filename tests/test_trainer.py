@@ -10,8 +10,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hacpo_trl import HACPOConfig, HACPOTrainer
-from hacpo_trl.advantages import own_weight, own_weight_sums, shrinkage_advantages
-from hacpo_trl.miniature import conv_dataset
+from hacpo_trl.algorithm.shrinkage import own_weight, own_weight_sums, shrinkage_advantages
+from hacpo_trl.embedded import conv_dataset
 
 
 def trained(tmp_path, **kwargs) -> HACPOTrainer:
@@ -568,7 +568,7 @@ def test_missing_arguments_are_named(tmp_path):
 def test_each_agent_is_pushed_to_its_own_repository(tmp_path, monkeypatch):
     """Checkpoints while training and the final push, with the Hub's client replaced by one that writes down what it is
     asked."""
-    from hacpo_trl import multi_policy
+    from hacpo_trl.backends import hub
 
     uploads = []
 
@@ -591,7 +591,7 @@ def test_each_agent_is_pushed_to_its_own_repository(tmp_path, monkeypatch):
             uploads.append((repo_id, str(folder_path.relative_to(tmp_path)), "model.safetensors" in files, kwargs))
             return Done()
 
-    monkeypatch.setattr(multi_policy, "HfApi", FakeApi)
+    monkeypatch.setattr(hub, "HfApi", FakeApi)
     agents = [{"name": "qwen", "hub_model_id": "me/my-qwen"}, {"name": "llama"}]
     settings = {
         "push_to_hub": True,

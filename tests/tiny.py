@@ -9,8 +9,9 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from hacpo_trl import HACPOConfig, HACPOTrainer
-from hacpo_trl.generation import Completion, GenerationRequest
-from hacpo_trl.miniature import POLICIES, conv_dataset, make_policy, make_tokenizer
+from hacpo_trl.embedded import POLICIES, conv_dataset
+from hacpo_trl.embedded.policies import make_policy, make_tokenizer
+from hacpo_trl.generation.backend import Completion, GenerationRequest
 
 
 # For comparing runs to rounding error: Adam would blow noise up wherever a gradient is next to 0.

@@ -1,1 +1,5 @@
-"""Evaluation of models and of training runs on benchmarks; the command is `python -m hacpo_trl.evaluate`."""
+"""Evaluation on held-out problems: during training (`during_training.py`), and of finished models on benchmarks.
+
+`tasks.py`, `jobs.py`, `metrics.py`, `report.py` are the parts of `hacpo evaluate`. May use `generation/`, `rewards/`,
+`embedded/` and what is below them.
+"""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..agent import Agent
-from ..generation import GenerationBackend, GenerationRequest
+from ..generation.backend import GenerationBackend, GenerationRequest
 from ..rewards.math import completion_text
 from .metrics import group_equal_answers
 from .models import Model

@@ -25,6 +25,8 @@ from typing import Literal
 
 import numpy as np
 
+from ..reporting.statistics import Estimate
+
 
 NUM_RESAMPLES = 10_000
 # Resamples drawn at a time: 1,000 x 7,500 problems are 60 MB.
@@ -142,21 +144,6 @@ def group_equal_answers(
         [None if text is None else numbers[text] for text in texts]
         for texts, numbers in zip(answers, group_of, strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean with its 95% interval.
-
-    Attributes:
-        value: The mean.
-        low: Lower end of the interval.
-        high: Upper end.
-    """
-
-    value: float
-    low: float
-    high: float
 
 
 def bootstrap(values: Sequence[float], num_resamples: int = NUM_RESAMPLES, seed: int = BOOTSTRAP_SEED) -> Estimate:

@@ -15,10 +15,12 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Pretrained
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.utils import create_model_from_path
 
-from ..agent import AGENT_SETTINGS, Agent
+from ..agent import Agent
 from ..config import AgentConfig, HACPOConfig
-from ..generation import GenerationBackend, TransformersGeneration
-from ..miniature import EMBEDDED, policy_path
+from ..embedded import EMBEDDED, policy_path
+from ..files import AGENT_SETTINGS
+from ..generation.backend import GenerationBackend
+from ..generation.transformers_generation import TransformersGeneration
 from .tasks import Task
 from .vllm_offline import VLLMEngine, VLLMGeneration
 

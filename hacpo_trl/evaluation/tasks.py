@@ -8,9 +8,9 @@ from typing import Any
 
 import datasets
 
-from ..benchmarks import BENCHMARKS, LOCAL_FORMATS, Benchmark, load_problems
-from ..miniature import conv_dataset, conv_reward
+from ..embedded import conv_dataset, conv_reward
 from ..rewards.math import math_reward
+from .benchmarks import BENCHMARKS, LOCAL_FORMATS, Benchmark, load_problems
 from .metrics import Metric
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ..agent import Agent
-from ..generation import Completion, GenerationRequest, completion_of
+from ..generation.backend import Completion, GenerationRequest, completion_of
 
 
 def _vllm():

@@ -1,7 +1,5 @@
-"""A page of pictures and tables from the logs of runs: `python -m hacpo_trl.report`.
+"""What a run shows: metrics, the terminal, timing; and `hacpo report`, a page of pictures and tables of its log.
 
-runs.py      reads what a run has logged
-panels.py    says what is drawn, and computes it
-drawing.py   draws a panel
-page.py      puts pictures and tables into one HTML page
+For the page `runs.py` reads a log, `panels.py` computes what is drawn, `drawing.py` draws it, `page.py` puts it
+together. May use `config.py`, `algorithm/` and what is below them.
 """

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..objective import cross_lower_bound
-from ..statistics import t_interval
+from ..algorithm.objective import cross_lower_bound
 from .runs import Group
+from .statistics import t_interval
 
 
 @dataclass(frozen=True)

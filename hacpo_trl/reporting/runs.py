@@ -11,7 +11,7 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..config import HACPOConfig
-from ..trainer import RUN_STATE
+from ..files import RUN_STATE
 
 
 @dataclass(frozen=True)

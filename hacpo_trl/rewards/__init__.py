@@ -1,4 +1,7 @@
-"""Reward functions in TRL's form: `f(completions, **columns) -> list[float | None]`, None to skip a row."""
+"""Ready-made reward functions, and `verification.py`, which calls them: `f(completions, **columns) -> list[float | None]`.
+
+Each is a file; `math_verification.py` and `sandbox.py` run apart from the trainer. May use `reporting/metrics.py`.
+"""
 
 from .code import CodeReward, SandboxError, SandboxLimits, code_reward
 from .format import ThinkFormatReward, boxed_format_reward, think_format_reward

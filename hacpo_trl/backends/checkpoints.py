@@ -1,0 +1,125 @@
+"""Saving and loading: a folder for each agent that loads with `from_pretrained`, and what only resuming needs."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
+from transformers.utils import logging
+
+from ..files import LAUNCH_STATE
+from .hub import HubUploads
+
+
+logger = logging.get_logger(__name__)
+
+
+class Checkpoints(HubUploads):
+    """The part of `MultiPolicyTrainer` that writes and reads checkpoints; see `hacpo_trl.files` for what is in one."""
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False):
+        """Saves every agent to `output_dir/<agent>/`, as `from_pretrained` reads it, with tokenizer and model card."""
+        output_dir = Path(output_dir or self.args.output_dir)
+        for name, agent in self.agents.items():
+            accelerator, wrapped = self.engine(name)
+            state_dict = accelerator.get_state_dict(wrapped)
+            if self.args.should_save:
+                folder = output_dir / name
+                agent.policy.save_pretrained(folder, state_dict=state_dict)
+                agent.save_tokenizer(folder)
+                self.save_model_card(agent, folder)
+        if self.args.should_save:
+            torch.save(self.args, output_dir / TRAINING_ARGS_NAME)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str):
+        if self.args.should_save:
+            launch = {"backend": self.backend, "num_processes": self.accelerator.num_processes}
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            (Path(output_dir) / LAUNCH_STATE).write_text(json.dumps(launch))
+        for name in self.agents:
+            folder = Path(output_dir) / name
+            accelerator, wrapped = self.engine(name)
+            if self.is_deepspeed_enabled:
+                wrapped.save_checkpoint(folder)
+            elif self.is_fsdp_enabled:
+                # Each process writes its shards; save_model writes the policy as one.
+                plugin, optimizer = self._fsdp_plugin, self.optimizer.optimizers[name].optimizer
+                save_fsdp_model(plugin, accelerator, wrapped, folder, adapter_only=self.agents[name].is_adapter)
+                save_fsdp_optimizer(plugin, accelerator, optimizer, wrapped, folder)
+            elif self.args.should_save:
+                torch.save(self.optimizer.optimizers[name].state_dict(), folder / OPTIMIZER_NAME)
+            if self.args.should_save:
+                torch.save(self.lr_scheduler.schedulers[name].state_dict(), folder / SCHEDULER_NAME)
+
+    def check_checkpoint(self, checkpoint: str) -> dict[str, Any]:
+        """Refuses a checkpoint that this launch cannot continue, before anything of it is loaded.
+
+        Returns:
+            `backend` and `num_processes` of the run that saved it.
+        """
+        for name in self.agents:
+            if not os.path.isdir(os.path.join(checkpoint, name)):
+                raise ValueError(
+                    f"The checkpoint {checkpoint} has no agent '{name}'. It holds: "
+                    f"{sorted(entry.name for entry in os.scandir(checkpoint) if entry.is_dir())}."
+                )
+        saved = json.loads((Path(checkpoint) / LAUNCH_STATE).read_text())
+        processes = self.accelerator.num_processes
+        # DeepSpeed cuts optimizer states for one number of processes. Torch's distributed checkpoint, of FSDP2, is cut
+        # anew when it is read, and under DDP nothing is cut.
+        recut = not self.is_deepspeed_enabled or saved["num_processes"] == processes
+        if saved["backend"] != self.backend or not recut:
+            raise ValueError(
+                f"The checkpoint {checkpoint} was saved under {saved['backend']} (processes: "
+                f"{saved['num_processes']}); this run is under {self.backend} (processes: {processes}), which cannot "
+                "read the optimizer states. Resume as it was saved, or start a new run from the policies: each "
+                "agent's folder in the checkpoint is a model_name_or_path."
+            )
+        return saved
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
+        """Loads every agent's weights from its folder."""
+        self.check_checkpoint(resume_from_checkpoint)
+        self._weight_loads += 1
+        for name, policy in self.model.policies.items():
+            super()._load_from_checkpoint(os.path.join(resume_from_checkpoint, name), model=policy)
+
+    def _issue_warnings_after_load(self, load_result):
+        # Tied weights are saved once, so they are missing where they are tied to: no reason to warn.
+        tied = {key for p in self.model.policies.values() for key in (getattr(p, "_tied_weights_keys", None) or ())}
+        missing = [key for key in load_result.missing_keys if key not in tied]
+        if missing or load_result.unexpected_keys:
+            logger.warning(f"Loaded with missing keys {missing} and unexpected keys {load_result.unexpected_keys}.")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None):
+        if checkpoint is None:
+            return
+        self._weight_loads += 1
+        for name in self.agents:
+            folder, is_adapter = Path(checkpoint) / name, self.agents[name].is_adapter
+            accelerator, wrapped = self.engine(name)
+            if self.is_deepspeed_enabled:
+                # Weights and optimizer together: each process reads its own shards.
+                deepspeed_load_checkpoint(wrapped, str(folder), load_module_strict=not is_adapter)
+            elif self.is_fsdp_enabled:
+                plugin, optimizer = self._fsdp_plugin, self.optimizer.optimizers[name].optimizer
+                load_fsdp_model(plugin, accelerator, wrapped, folder, adapter_only=is_adapter)
+                load_fsdp_optimizer(plugin, accelerator, optimizer, wrapped, folder)
+            else:
+                # An optimizer moves what it loads to where its parameters are.
+                optimizer_state = torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
+                self.optimizer.optimizers[name].load_state_dict(optimizer_state)
+            self.lr_scheduler.schedulers[name].load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
+
+    def _load_best_model(self):
+        logger.info(f"Loading the best checkpoint, {self.state.best_model_checkpoint} ({self.state.best_metric}).")
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            self._load_optimizer_and_scheduler(self.state.best_model_checkpoint)
+        else:
+            self._load_from_checkpoint(self.state.best_model_checkpoint)

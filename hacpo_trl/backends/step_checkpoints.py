@@ -1,0 +1,92 @@
+"""Checkpoints that may lie within a step: they hold the rest of the step's rows, and what the run has measured."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..algorithm.alignment import Alignment
+from ..algorithm.capability import CapabilityWindow
+from ..files import PROCESS_STATE, RUN_STATE
+from ..options.step import StepPlan
+from ..reporting.metrics import Metrics
+from ..rollouts.rows import LearnerRow
+from .multi_policy import MultiPolicyTrainer
+
+
+class StepCheckpoints(MultiPolicyTrainer):
+    """The part of `HACPOTrainer` that a resumed run needs to continue where it was, between any two updates.
+
+    Attributes:
+        plan: How a step is cut into updates.
+        capability: The agents' windows.
+        metrics: What was measured since the last log.
+        alignment: The same, of this step.
+        token_totals: Tokens since the beginning of the run.
+    """
+
+    plan: StepPlan
+    capability: CapabilityWindow
+    metrics: Metrics
+    alignment: Alignment
+    token_totals: dict[str, float]
+    # The step's rows of each learner, in the order of its updates; None between steps.
+    _rows: dict[str, list[LearnerRow]] | None = None
+    # For each learner and update the rows that the mean of its loss runs over; None where they are to be counted.
+    _rows_in_loss: dict[str, list[float]] | None = None
+    _micro_step: int = 0
+
+    def _save_optimizer_and_scheduler(self, output_dir: str):
+        super()._save_optimizer_and_scheduler(output_dir)
+        folder = Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.args.should_save:
+            state = {
+                "capability_window": self.capability.state_dict(),
+                "token_totals": self.token_totals,
+                "updates_per_step": self.plan.updates,
+                "updates_into_step": self.state.global_step % self.plan.updates,
+            }
+            (folder / RUN_STATE).write_text(json.dumps(state, indent=2))
+        rows = None if self._rows is None else {name: [asdict(r) for r in rows] for name, rows in self._rows.items()}
+        state = {"rows": rows, "metrics": self.metrics.state(), "alignment": self.alignment.state()}
+        torch.save(state, folder / PROCESS_STATE.format(self.accelerator.process_index))
+
+    def check_checkpoint(self, checkpoint: str) -> dict[str, Any]:
+        saved = super().check_checkpoint(checkpoint)
+        step = json.loads((Path(checkpoint) / RUN_STATE).read_text())
+        processes = self.accelerator.num_processes
+        if step["updates_per_step"] != self.plan.updates:
+            raise ValueError(
+                f"The checkpoint {checkpoint} counts {step['updates_per_step']} updates a step; this run has "
+                f"{self.plan.updates}. Choose per_device_train_batch_size and gradient_accumulation_steps such that, "
+                f"with {processes} processes, an update takes as many rollouts as before."
+            )
+        if step["updates_into_step"] and saved["num_processes"] != processes:
+            raise ValueError(
+                f"The checkpoint {checkpoint} lies {step['updates_into_step']} updates into a step of "
+                f"{self.plan.updates}, whose rollouts are spread over {saved['num_processes']} processes; this run "
+                f"has {processes}. Resume with {saved['num_processes']} or from a checkpoint between steps."
+            )
+        return saved
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        self._micro_step = self.state.global_step * self.args.gradient_accumulation_steps
+        self._rows = self._rows_in_loss = None
+        if checkpoint is None:
+            return
+        state = json.loads((Path(checkpoint) / RUN_STATE).read_text())
+        self.capability.load_state_dict(state["capability_window"])
+        self.token_totals.update(state["token_totals"])
+        if self.check_checkpoint(checkpoint)["num_processes"] != self.accelerator.num_processes:
+            # Between steps: no rows are left to train on, and what was measured since the last log is gone.
+            return
+        path = Path(checkpoint) / PROCESS_STATE.format(self.accelerator.process_index)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        self.metrics.load_state(state["metrics"])
+        self.alignment.load_state(state["alignment"])
+        if state["rows"] is not None:
+            self._rows = {name: [LearnerRow(**row) for row in rows] for name, rows in state["rows"].items()}

@@ -1,0 +1,18 @@
+"""A whole heterogeneous setting that needs no download and fits on a CPU: a task (`conv.py`) and `policies.py`.
+
+Uses no other room.
+"""
+
+from .conv import conv_dataset, conv_reward, noisy_conv_reward
+from .policies import EMBEDDED, POLICIES, policy_directory, policy_path
+
+
+__all__ = [
+    "EMBEDDED",
+    "POLICIES",
+    "conv_dataset",
+    "conv_reward",
+    "noisy_conv_reward",
+    "policy_directory",
+    "policy_path",
+]

@@ -1,0 +1,30 @@
+"""Names of the files that a run writes: its output folder and its checkpoints.
+
+output_dir/
+├── qwen/, llama/           each agent, for `from_pretrained` (`save_model`)
+├── completions/            `log_completions`: a parquet file a log
+└── checkpoint-40/
+    ├── qwen/               the agent: config.json, model.safetensors, tokenizer files, AGENT_SETTINGS, README.md;
+    │                       and what resuming needs: optimizer.pt, scheduler.pt, or shards of ZeRO and FSDP
+    ├── llama/              the same
+    ├── LAUNCH_STATE        how the run was launched
+    ├── RUN_STATE           what the run knows beside weights and optimizers
+    ├── PROCESS_STATE       for each process what it still has to train on
+    └── trainer_state.json, rng_state.pth, training_args.bin
+"""
+
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+
+
+LAUNCH_STATE = "launch.json"
+RUN_STATE = "hacpo_state.json"
+PROCESS_STATE = "hacpo_process_{}.pt"
+AGENT_SETTINGS = "hacpo_agent.json"
+COMPLETIONS = "completions"
+
+# Patterns of what only a resumed run needs in an agent's folder; it does not belong into a model repository.
+RESUME_ONLY = [
+    *(OPTIMIZER_NAME, SCHEDULER_NAME),
+    *("global_step*", "latest", "zero_to_*.py", "*_states.pt"),
+    *("optimizer_0*", "optimizer.bin", "pytorch_model_fsdp*"),
+]

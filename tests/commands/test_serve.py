@@ -1,0 +1,224 @@
+"""`python -m hacpo_trl.serve`, with a small HTTP server in the place of vLLM."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import requests
+import yaml
+from launching import free_port
+from reproduce import PAIRS
+
+from hacpo_trl.commands.serve import RunningServer, Server, ServerFailed, main, servers_of, stop, wait_until_up
+
+
+# Answers /health after DELAY seconds; ends after LIFE.
+STAND_IN = """
+import http.server, os, sys, threading, time
+print("starting with", os.environ["NOTE"], flush=True)
+time.sleep(float(os.environ.get("DELAY", 0)))
+if "DIE" in os.environ:
+    sys.exit("no memory for the cache")
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *args):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def recipe(folder, **changes):
+    content = {
+        "seed": 3,
+        "agents": [
+            {
+                "name": "qwen",
+                "model_name_or_path": "Qwen/Qwen3-4B-Base",
+                "max_model_length": 5120,
+                "vllm_server_base_url": "http://gpu-node:8001",
+                "vllm_server_devices": "0,1",
+                "vllm_server_args": {"max_num_seqs": 64, "enforce_eager": True, "enable_prefix_caching": False},
+            },
+            {
+                "name": "llama",
+                "model_name_or_path": "meta-llama/Llama-3.2-3B-Instruct",
+                "tokenizer_name_or_path": "other/tokenizer",
+                "peft_config": {"r": 16, "target_modules": ["q_proj", "v_proj"]},
+                "vllm_server_base_url": "http://localhost:8002",
+                "vllm_server_devices": "2",
+            },
+        ],
+        "dataset_name": "math_train",  # the training script's; none of the servers' business
+        **changes,
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def options(server: Server) -> dict[str, str | bool]:
+    """`--a b --c --d e f` as {"a": "b", "c": True, "d": "e f"}."""
+    flags = " ".join(server.command[server.command.index("-m") + 2 :]).removeprefix("--").split(" --")
+    return {name: value or True for name, _, value in (flag.partition(" ") for flag in flags)}
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+def test_commands_on_gpus(tmp_path):
+    qwen, llama = servers_of(recipe(tmp_path), python="/vllm/python", on_cpu=False)
+    assert list(qwen.command[:3]) == ["/vllm/python", "-m", "vllm.entrypoints.openai.api_server"]
+    assert options(qwen) == {
+        "model": "Qwen/Qwen3-4B-Base",
+        "host": "0.0.0.0",
+        "port": "8001",
+        "dtype": "bfloat16",
+        "logprobs-mode": "processed_logprobs",
+        "generation-config": "vllm",
+        "max-model-len": "5120",
+        "weight-transfer-config": '{"backend": "nccl"}',
+        "tensor-parallel-size": "2",
+        "max-num-seqs": "64",
+        "enforce-eager": True,
+        "no-enable-prefix-caching": True,
+    }
+    assert qwen.environment == {"VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    found = options(llama)
+    # Only the adapter travels, so there is no group for weights; without named targets vLLM would wrap the head, too.
+    assert "weight-transfer-config" not in found
+    assert found["enable-lora"] is True
+    assert (found["max-lora-rank"], found["lora-target-modules"]) == ("16", "q_proj v_proj")
+    assert (found["host"], found["tokenizer"]) == ("127.0.0.1", "other/tokenizer")
+    assert llama.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+
+
+@pytest.mark.parametrize(("rank", "started_for"), [(1, "1"), (2, "8"), (8, "8"), (12, "16"), (512, "512")])
+def test_adapters_of_a_rank_that_vllm_has_not_get_the_next_one(tmp_path, rank, started_for):
+    agent = {"name": "a", "model_name_or_path": "m", "vllm_server_base_url": "http://localhost:1"}
+    path = recipe(tmp_path, agents=[{**agent, "peft_config": {"r": rank}}])
+    assert options(servers_of(path, on_cpu=False)[0])["max-lora-rank"] == started_for
+
+
+def test_commands_on_a_cpu(tmp_path):
+    qwen = servers_of(recipe(tmp_path), ["qwen"], on_cpu=True)[0]
+    found = options(qwen)
+    assert (found["dtype"], found["weight-transfer-config"]) == ("float32", '{"backend": "hacpo_gloo"}')
+    assert qwen.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
+    assert list(qwen.command[:3]) == ["taskset", "--cpu-list", "0,1"], "all of its processes, not the workers alone"
+    assert "tensor-parallel-size" not in found
+
+
+def test_embedded_policies_are_those_of_the_trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr("hacpo_trl.commands.serve.policy_path", lambda name, seed, progress: f"/cache/{name}-{seed}")
+    agents = [{"name": "a", "model_name_or_path": "embedded:qwen3", "vllm_server_base_url": "http://localhost:1"}]
+    assert options(servers_of(recipe(tmp_path, agents=agents), on_cpu=True)[0])["model"] == "/cache/qwen3-3"
+
+
+def test_print_prints_commands_that_a_shell_reads(tmp_path, capsys):
+    main(["--config", str(recipe(tmp_path)), "--print", "--device", "gpu", "--agent", "llama"])
+    words = shlex.split(capsys.readouterr().out)
+    assert words[0] == "VLLM_SERVER_DEV_MODE=1"
+    start = words.index("--lora-target-modules")
+    assert words[start + 1 : start + 3] == ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize(
+    ("agents", "message"),
+    [
+        (None, "names no agents"),
+        ([{"name": "a", "model_name_or_path": "m"}], "Agent 'a' has no vllm_server_base_url"),
+        ([{"name": "a", "vllm_server_base_url": "http://localhost:1"}], "Agent 'a' has no model_name_or_path"),
+    ],
+)
+def test_recipes_that_cannot_be_served(tmp_path, agents, message):
+    with pytest.raises(SystemExit, match=message):
+        main(["--config", str(recipe(tmp_path, agents=agents)), "--print"])
+
+
+def test_an_unknown_agent_is_named(tmp_path):
+    with pytest.raises(SystemExit, match=r"no agents \['mistral'\]; it has \['qwen', 'llama'\]"):
+        main(["--config", str(recipe(tmp_path)), "--print", "--agent", "mistral"])
+
+
+# ---- running --------------------------------------------------------------------------------------------------------
+def stand_in(agent: str, **environment: str) -> Server:
+    port = free_port()
+    command = [sys.executable, "-c", STAND_IN, str(port)]
+    return Server(agent, f"http://127.0.0.1:{port}", {"NOTE": agent, **environment}, command)
+
+
+def test_servers_are_waited_for_logged_and_stopped(tmp_path):
+    running = [RunningServer(stand_in(n, DELAY="0.5"), tmp_path / f"{n}.log") for n in ("a", "b")]
+    assert not any(one.check() for one in running)
+    wait_until_up(running, 30)
+    assert [one.log.read_text() for one in running] == ["starting with a\n", "starting with b\n"]
+    stop(running)
+    assert all(one.ended for one in running)
+    with pytest.raises(requests.exceptions.ConnectionError):
+        requests.get(running[0].server.url, timeout=1)
+
+
+def test_a_server_that_ends_before_it_is_up_is_named_with_the_end_of_its_log(tmp_path):
+    running = [RunningServer(stand_in("a", DIE="1"), tmp_path / "a.log")]
+    with pytest.raises(
+        ServerFailed, match=r"(?s)agent 'a' .* exit status 1 before it was up.*no memory for the cache"
+    ):
+        wait_until_up(running, 30)
+    stop(running)
+
+
+def test_a_server_that_is_too_slow_is_named(tmp_path):
+    running = [RunningServer(stand_in("a", DELAY="60"), tmp_path / "a.log")]
+    with pytest.raises(ServerFailed, match=r"agent 'a' .* was not up after 1 s"):
+        wait_until_up(running, 1)
+    stop(running)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_the_program_starts_dead_servers_anew_and_stops_all_on_ctrl_c(tmp_path, signal_number):
+    port = free_port()
+    program = f"""
+from pathlib import Path
+from rich.console import Console
+import sys
+from hacpo_trl.commands.serve import Server, serve, stop_on_signals
+stop_on_signals()
+server = Server("a", "http://127.0.0.1:{port}", {{"NOTE": "a"}}, [sys.executable, "-c", {STAND_IN!r}, "{port}"])
+try:
+    serve([server], Path({str(tmp_path)!r}), 30, Console(soft_wrap=True))
+except KeyboardInterrupt:
+    pass
+"""
+    # As a shell starts programs in the background: with Ctrl-C ignored.
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    lines = iter(process.stdout.readline, "")
+
+    def read_until(text: str):
+        assert any(text in line for line in lines), f"the program never said {text!r}"
+
+    read_until("All 1 servers are up")
+    children = subprocess.run(["pgrep", "--parent", str(process.pid)], capture_output=True, text=True, check=True)
+    os.kill(int(children.stdout), signal.SIGKILL)
+    read_until("ended with exit status -9; starting it anew")
+    read_until("a: up again")
+    process.send_signal(signal_number)
+    read_until("All servers are stopped.")
+    assert process.wait(30) == 0
+    time.sleep(0.2)
+    with pytest.raises(requests.exceptions.ConnectionError):
+        requests.get(f"http://127.0.0.1:{port}/health", timeout=1)
+
+
+@pytest.mark.parametrize("name", ["tiny_vllm", *sorted({pair.recipe for pair in PAIRS.values()} - {"tiny"})])
+def test_the_recipes_servers_can_be_started(repository, monkeypatch, name):
+    monkeypatch.setattr("hacpo_trl.commands.serve.policy_path", lambda name, seed, progress: name)
+    servers = servers_of(repository / "configs" / "recipes" / f"{name}.yaml", on_cpu=name == "tiny_vllm")
+    assert [server.url for server in servers] == ["http://localhost:8001", "http://localhost:8002"]
