@@ -2,13 +2,13 @@
 
 One step, on every process for its share of the prompts:
 
-    1. sample      every agent answers the same prompts                     generation.py, or vLLM: vllm_servers/
-    2. verify      every answer is scored once                              verification.py
-       capability  windows and ratios ω                                     capability.py
-       score       log π_old of every agent's own answers                   scoring.py
-    3. exchange    every learner gets every answer, in its own tokens       rollout.py, retokenization.py, exchange.py
-       advantages  with the capability-aware baseline                       advantages.py, learner.py
-    4. update      U optimizer updates of every agent                       objective.py, learner.py, multi_policy.py
+    1. sample      every agent answers the same prompts                     generation/
+    2. verify      every answer is scored once                              rewards/verification.py
+       capability  windows and ratios ω                                     algorithm/capability.py
+       score       log π_old of every agent's own answers                   backends/scorer.py
+    3. exchange    every learner gets every answer, in its own tokens       rollouts/
+       advantages  with the capability-aware baseline                       learner.py, algorithm/advantages.py
+    4. update      U optimizer updates of every agent                       learner.py, algorithm/sharing/, backends/
 
 Everything that needs a policy's weights before the updates happens before the first backward pass, and nothing that
 one agent does depends on the order in which agents are listed.
@@ -193,20 +193,16 @@ class HACPOTrainer(StepCheckpoints):
     def _collect_rows(self, examples: list[dict[str, Any]]) -> dict[str, list[LearnerRow]]:
         """Algorithm 1 up to the updates: from a step's prompts to the rows that each learner trains on."""
         self._sync_weights()
+        # Every agent answers the same prompts, and every answer is verified once.
         prompt_ids, completions = self._sample(examples)
         texts, verdicts = self._verify(examples, completions)
-        rewards = {name: of_agent.total for name, of_agent in verdicts.items()}
-        update_capability(self.args, self.capability, rewards, self.metrics)
-        own_logps = self._score(prompt_ids, completions)
-        rollouts = self._rollouts(examples, completions, texts, rewards, own_logps)
+        self._update_capability(verdicts)  # Eq. 8
+        # Every learner gets every rollout, with log π_old of its source, in its own tokens.
+        logps = self._score(prompt_ids, completions)
+        rollouts = self._rollouts(examples, completions, texts, verdicts, logps)
         views = self._exchange(rollouts, prompt_ids)
-        advantages = learner_advantages(self.args, self.capability, rewards, self.metrics)
-        rows = self._rows_of(views, advantages)
-        self._add_log_probabilities(rows, own_logps, completions)
-        for name in self.agents:
-            self.completion_log.add(name, rollouts[name], verdicts[name], self.verifier.names, advantages[name][name])
-        order, num_generations = self.args.minibatch_order, self.args.num_generations
-        return {learner: arrange(of_learner, num_generations, order) for learner, of_learner in rows.items()}
+        advantages = self._advantages(rollouts, verdicts)  # Eq. 6, 7
+        return self._rows_of(views, advantages, logps, completions)  # Eq. 10, and the order of updates
 
     # ---- sampling and verification ----------------------------------------------------------------------------------
     @timed("sync")
@@ -239,6 +235,10 @@ class HACPOTrainer(StepCheckpoints):
             log_completions(self.metrics, name, of_agent)
         return texts, verdicts
 
+    @timed("verify")
+    def _update_capability(self, verdicts: Mapping[str, Verdicts]):
+        update_capability(self.args, self.capability, _rewards(verdicts), self.metrics)
+
     @timed("score")
     def _score(
         self, prompt_ids: Mapping[str, list[list[int]]], completions: Mapping[str, list[Completion]]
@@ -248,16 +248,6 @@ class HACPOTrainer(StepCheckpoints):
             name: self.scorer.old_logps(name, prompt_ids[name], of_agent) for name, of_agent in completions.items()
         }
 
-    @timed("score")
-    def _add_log_probabilities(
-        self,
-        rows: Mapping[str, Mapping[str, list[LearnerRow]]],
-        own_logps: Mapping[str, list[torch.Tensor]],
-        completions: Mapping[str, list[Completion]],
-    ):
-        for learner, of_learner in rows.items():
-            self.scorer.add_log_probabilities(learner, of_learner, own_logps[learner], completions[learner])
-
     # ---- exchange ---------------------------------------------------------------------------------------------------
     @timed("exchange")
     def _rollouts(
@@ -265,7 +255,7 @@ class HACPOTrainer(StepCheckpoints):
         examples: list[dict[str, Any]],
         completions: Mapping[str, list[Completion]],
         texts: Mapping[str, list[tuple[str, bool]]],
-        rewards: Mapping[str, torch.Tensor],
+        verdicts: Mapping[str, Verdicts],
         logps: Mapping[str, list[torch.Tensor]],
     ) -> dict[str, list[Rollout]]:
         """What every agent gives to the others."""
@@ -284,7 +274,7 @@ class HACPOTrainer(StepCheckpoints):
                     policy_version=self.state.global_step,
                 )
                 for i, (completion, (text, decodable), reward, of_tokens) in enumerate(
-                    zip(completions[name], texts[name], rewards[name], logps[name], strict=True)
+                    zip(completions[name], texts[name], verdicts[name].total, logps[name], strict=True)
                 )
             ]
             for name in self.agents
@@ -297,26 +287,57 @@ class HACPOTrainer(StepCheckpoints):
         return exchange(rollouts, prompt_ids, self.agents, self.args.shares_rollouts)
 
     @timed("exchange")
+    def _advantages(
+        self, rollouts: Mapping[str, list[Rollout]], verdicts: Mapping[str, Verdicts]
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """Of every rollout, by learner and source."""
+        advantages = learner_advantages(self.args, self.capability, _rewards(verdicts), self.metrics)
+        for name in self.agents:
+            self.completion_log.add(name, rollouts[name], verdicts[name], self.verifier.names, advantages[name][name])
+        return advantages
+
     def _rows_of(
         self,
         views: Mapping[str, Mapping[str, list[LearnerView]]],
         advantages: Mapping[str, Mapping[str, torch.Tensor]],
-    ) -> dict[str, dict[str, list[LearnerRow]]]:
-        """Every learner's rows by source, a peer's with the weight of Eq. 10."""
-        rows: dict[str, dict[str, list[LearnerRow]]] = {}
-        for learner, of_learner in views.items():
-            stand_in, masked = self.agents[learner].end_of_turn_id, self.args.mask_truncated_completions
-            rows[learner] = {}
-            for source, of_source in of_learner.items():
-                weight = self.args.rule.weight(self.capability.ratio(source, learner))
-                rows[learner][source] = [
-                    learner_row(learner, view, advantage, weight, stand_in, masked)
-                    for view, advantage in zip(of_source, advantages[learner][source].tolist(), strict=True)
-                ]
-                for view in of_source:
-                    if view.unusable:
-                        self.metrics.total(f"{learner}/dropped/{view.unusable}", 1)
+        logps: Mapping[str, list[torch.Tensor]],
+        completions: Mapping[str, list[Completion]],
+    ) -> dict[str, list[LearnerRow]]:
+        """Every learner's rows in the order in which updates consume them."""
+        arranged = {}
+        for learner in views:
+            rows = self._weighted_rows(learner, views[learner], advantages[learner])
+            self._add_log_probabilities(learner, rows, logps[learner], completions[learner])
+            arranged[learner] = arrange(rows, self.args.num_generations, self.args.minibatch_order)
+        return arranged
+
+    @timed("exchange")
+    def _weighted_rows(
+        self, learner: str, views: Mapping[str, list[LearnerView]], advantages: Mapping[str, torch.Tensor]
+    ) -> dict[str, list[LearnerRow]]:
+        """One learner's rows by source, a peer's with its weight."""
+        stand_in, masked = self.agents[learner].end_of_turn_id, self.args.mask_truncated_completions
+        rows = {}
+        for source, of_source in views.items():
+            weight = self.args.rule.weight(self.capability.ratio(source, learner))
+            rows[source] = [
+                learner_row(learner, view, advantage, weight, stand_in, masked)
+                for view, advantage in zip(of_source, advantages[source].tolist(), strict=True)
+            ]
+            for view in of_source:
+                if view.unusable:
+                    self.metrics.total(f"{learner}/dropped/{view.unusable}", 1)
         return rows
+
+    @timed("score")
+    def _add_log_probabilities(
+        self,
+        learner: str,
+        rows: Mapping[str, list[LearnerRow]],
+        own_logps: list[torch.Tensor],
+        completions: list[Completion],
+    ):
+        self.scorer.add_log_probabilities(learner, rows, own_logps, completions)
 
     # ---- updates ----------------------------------------------------------------------------------------------------
     def _count_rows_in_loss(self, rows: Mapping[str, list[LearnerRow]]) -> dict[str, list[float]]:
@@ -425,3 +446,8 @@ class HACPOTrainer(StepCheckpoints):
         self.log(result)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, result)
         return result
+
+
+def _rewards(verdicts: Mapping[str, Verdicts]) -> dict[str, torch.Tensor]:
+    """`(B·G,)` of each agent, NaN for no verdict."""
+    return {name: of_agent.total for name, of_agent in verdicts.items()}

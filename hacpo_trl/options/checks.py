@@ -5,13 +5,9 @@ vLLM (`vllm.py`).
 """
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from ..algorithm.sharing import RULES
-
-
-if TYPE_CHECKING:
-    from ..config import HACPOConfig
 
 
 def _readers(option: str) -> tuple[str, ...]:
@@ -22,21 +18,25 @@ def _readers(option: str) -> tuple[str, ...]:
 OPTIONS_OF = {option: _readers(option) for rule in RULES.values() for option in rule.options()}
 
 
-def check_settings(args: "HACPOConfig"):
-    """Raises a `ValueError` for the first setting that is wrong, which names it, its value and what would be right."""
+def check_settings(args: Any):
+    """Raises a `ValueError` for the first setting that is wrong, which names it, its value and what would be right.
+
+    Args:
+        args: A `HACPOConfig`.
+    """
     _check_choices(args)
     _check_numbers(args)
     _check_unused_options(args)
 
 
-def _check_choices(args: "HACPOConfig"):
+def _check_choices(args: Any):
     for f in fields(type(args)):
         choices = getattr(f.type, "__args__", None) if getattr(f.type, "__origin__", None) is Literal else None
         if choices and getattr(args, f.name) not in choices:
             raise ValueError(f"{f.name} must be one of {', '.join(choices)}, not {getattr(args, f.name)!r}.")
 
 
-def _check_numbers(args: "HACPOConfig"):
+def _check_numbers(args: Any):
     if args.num_generations < 2:
         raise ValueError(
             f"num_generations must be at least 2, not {args.num_generations}: a lone rollout has no group to be "
@@ -74,7 +74,7 @@ def _check_numbers(args: "HACPOConfig"):
         )
 
 
-def _check_unused_options(args: "HACPOConfig"):
+def _check_unused_options(args: Any):
     for name, algorithms in OPTIONS_OF.items():
         if args.algorithm not in algorithms and getattr(args, name) != args.default_of(name):
             raise ValueError(

@@ -1,12 +1,8 @@
 """Checks of the options for vLLM, before anything is started."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import urlparse
-
-
-if TYPE_CHECKING:
-    from ..config import HACPOConfig
 
 
 # The ports at which servers join to receive weights, unless an agent has its own: TRL's, and those that follow.
@@ -36,7 +32,7 @@ AGENT_SERVER_OPTIONS = (
 AGENT_COLOCATE_OPTIONS = ("vllm_gpu_memory_utilization",)
 
 
-def _refuse(args: "HACPOConfig", names: Iterable[str], agent_names: Iterable[str], where: str):
+def _refuse(args: Any, names: Iterable[str], agent_names: Iterable[str], where: str):
     """Refuses options that would have no effect."""
     for name in names:
         if getattr(args, name) != args.default_of(name):
@@ -49,8 +45,12 @@ def _refuse(args: "HACPOConfig", names: Iterable[str], agent_names: Iterable[str
                 )
 
 
-def validate_vllm(args: "HACPOConfig"):
-    """Refuses what cannot work, and what would be without effect; fills in the ports that agents leave open."""
+def validate_vllm(args: Any):
+    """Refuses what cannot work, and what would be without effect; fills in the ports that agents leave open.
+
+    Args:
+        args: A `HACPOConfig`.
+    """
     if not args.use_vllm:
         options = (*VLLM_OPTIONS, *SERVER_OPTIONS, *COLOCATE_OPTIONS, *CORRECTION_OPTIONS)
         _refuse(args, options, (*AGENT_SERVER_OPTIONS, *AGENT_COLOCATE_OPTIONS), "without use_vllm=True")
@@ -77,7 +77,7 @@ def validate_vllm(args: "HACPOConfig"):
         )
 
 
-def _validate_servers(args: "HACPOConfig"):
+def _validate_servers(args: Any):
     for name in SERVER_OPTIONS:
         if getattr(args, name) <= 0:
             raise ValueError(f"{name} must be above 0 seconds, not {getattr(args, name)}.")
@@ -130,7 +130,7 @@ def validate_memory(shares: Mapping[str, float]):
         )
 
 
-def _validate_sampler_logprobs(args: "HACPOConfig"):
+def _validate_sampler_logprobs(args: Any):
     if args.vllm_importance_sampling_correction:
         raise ValueError(
             "vllm_importance_sampling_correction compares the sampler's log-probabilities with recomputed ones; with "

@@ -1,4 +1,4 @@
-"""Ready-made reward functions, and `verification.py`, which calls them: `f(completions, **columns) -> list[float | None]`.
+"""Ready-made reward functions, and `verification.py`, which calls them: `f(completions, **columns)`.
 
 Each is a file; `math_verification.py` and `sandbox.py` run apart from the trainer. May use `reporting/metrics.py`.
 """
