@@ -3,15 +3,14 @@
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import rich.table
 from miniature_experiments import Experiment, factorial_label
 
 from hacpo_trl.reporting.panels import Curve, Panel, Subplot
 from hacpo_trl.reporting.statistics import Estimate, factorial_effects, paired_difference, t_interval
+from hacpo_trl.reporting.tables import Table
 
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]  # method -> a result for each seed, in the order of seeds
@@ -36,26 +35,6 @@ def difference(values: Sequence[float], reference: Sequence[float]) -> Estimate 
 def final(results: Sequence[Mapping[str, Any]], agent: str, metric: str = "avg@8", when: str = "after") -> list[float]:
     """One agent's accuracy for each seed."""
     return [result[when][agent][metric] for result in results]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table for the terminal and for Markdown."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-    def rich(self, title: str) -> rich.table.Table:
-        table = rich.table.Table(title=title)
-        for position, column in enumerate(self.header):
-            table.add_column(column, justify="right" if position else "left")
-        for row in self.rows:
-            table.add_row(*row)
-        return table
 
 
 def accuracy_table(experiment: Experiment, results: Results) -> Table:

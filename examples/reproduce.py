@@ -34,14 +34,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import yaml
-from miniature_report import Table
 from rich.console import Console
 
 from hacpo_trl.config import HACPOConfig
 from hacpo_trl.evaluation.benchmarks import BENCHMARKS
+from hacpo_trl.evaluation.jobs import rewards_of
+from hacpo_trl.evaluation.metrics import best_with_replacement
 from hacpo_trl.options.checks import OPTIONS_OF
+from hacpo_trl.reporting.tables import Table
 
 
 REPOSITORY = Path(__file__).parent.parent
@@ -275,22 +276,6 @@ def commands_of(method: str, args: argparse.Namespace) -> list[Command]:
 
 
 # ------------------------------------------------------------------------------------------------------------- results
-def best_with_replacement(rewards: Mapping[int, Sequence[float]]) -> float:
-    """verl's best@n from each problem's n rewards: the mean of 1 - (1 - c/n)^n, where c of the n answers are right."""
-    return sum(1 - (1 - sum(of) / len(of)) ** len(of) for of in rewards.values()) / len(rewards)
-
-
-def rewards_of(evaluation: Path, model: str, benchmark: str) -> dict[int, list[float]]:
-    """For each problem that has verdicts, the rewards of a model's answers."""
-    of_model = [("model", "=", model), ("benchmark", "=", benchmark)]
-    table = pq.read_table(evaluation / "completions", columns=["problem", "reward"], filters=of_model)
-    rewards: dict[int, list[float]] = {}
-    for row in table.to_pylist():
-        if row["reward"] is not None:
-            rewards.setdefault(row["problem"], []).append(row["reward"])
-    return rewards
-
-
 def results_of(method: str, agent: str, args: argparse.Namespace) -> dict[str, float]:
     """For each benchmark that was evaluated, one agent's result."""
     folder = args.output_dir / method
@@ -304,8 +289,10 @@ def results_of(method: str, agent: str, args: argparse.Namespace) -> dict[str, f
             # The first metric of a benchmark is the paper's.
             if benchmark in found or (method != START and model != f"run/{agent}"):
                 continue
-            is_best = row["metric"].startswith("best@")
-            found[benchmark] = best_with_replacement(rewards_of(where, model, benchmark)) if is_best else row["value"]
+            found[benchmark] = row["value"]
+            if row["metric"].startswith("best@"):
+                of_problems = rewards_of(where, model, benchmark).values()
+                found[benchmark] = sum(map(best_with_replacement, of_problems)) / len(of_problems)
     return found
 
 

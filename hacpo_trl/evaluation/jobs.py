@@ -168,3 +168,14 @@ def _write_whole(path: Path, write: Callable[[Path], Any]):
     temporary = path.with_name(f"_{path.name}.{os.getpid()}")
     write(temporary)
     temporary.rename(path)
+
+
+def rewards_of(evaluation: Path, model: str, benchmark: str) -> dict[int, list[float]]:
+    """For each problem that has verdicts, the rewards of a model's answers, out of an evaluation's folder."""
+    of_model = [("model", "=", model), ("benchmark", "=", benchmark)]
+    table = pq.read_table(evaluation / "completions", columns=["problem", "reward"], filters=of_model)
+    rewards: dict[int, list[float]] = {}
+    for row in table.to_pylist():
+        if row["reward"] is not None:
+            rewards.setdefault(row["problem"], []).append(row["reward"])
+    return rewards

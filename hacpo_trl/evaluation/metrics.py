@@ -91,6 +91,14 @@ def best_at_k(rewards: Sequence[float], k: int) -> float:
     return sum(math.comb(i, k - 1) / draws * reward for i, reward in enumerate(sorted(rewards)))
 
 
+def best_with_replacement(rewards: Sequence[float]) -> float:
+    """best@n of n rewards of 0 or 1 as verl has it: n draws *with replacement*, 1 - (1 - c/n)^n with c right ones.
+
+    It is less than the best of them all.
+    """
+    return 1 - (1 - sum(rewards) / len(rewards)) ** len(rewards)
+
+
 def majority(rewards: Sequence[float], groups: Sequence[Hashable | None]) -> float:
     """Reward of the most frequent answer; the mean over the answers that lead, 0 if no sample has an answer."""
     members: dict[Hashable, list[float]] = {}

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from ..reporting.tables import Table
 from .metrics import Estimate, Metric, bootstrap
 
 
@@ -114,10 +114,10 @@ class Report:
                     )
         return rows
 
-    # ---- tables, as lists of cells ------------------------------------------------------------------------------
-    def _result_cells(self) -> list[list[str]]:
+    # ---- tables -------------------------------------------------------------------------------------------------
+    def _result_table(self) -> Table:
         results = {(r["benchmark"], r["metric"], r["model"]): r for r in self.results}
-        rows = [["benchmark", "metric", "problems", *self.models]]
+        rows = []
         for benchmark, of_benchmark in self._by_benchmark().items():
             some = next(iter(of_benchmark.values()))
             for metric in map(str, some.values):
@@ -126,16 +126,16 @@ class Report:
                 rows.append([some.title, metric, str(cells[0]["problems"]), *values])
             lengths = [f"{of_benchmark[m].mean_tokens:.0f}, {of_benchmark[m].cut:.0%} cut" for m in self.models]
             rows.append([some.title, f"tokens (limit {some.max_completion_length})", "", *lengths])
-        return rows
+        return Table(["benchmark", "metric", "problems", *self.models], rows, words=2, grouped=True)
 
-    def _comparison_cells(self) -> list[list[str]]:
+    def _comparison_table(self) -> Table:
         titles = {outcome.benchmark: outcome.title for outcome in self.outcomes}
-        rows = [["benchmark", "metric", "model", "minus", "difference"]]
+        rows = []
         for row in self.comparisons:
             clear = "" if row["low"] <= 0 <= row["high"] else " *"
             difference = _percent(row["value"], row["low"], row["high"], sign="+") + clear
             rows.append([titles[row["benchmark"]], row["metric"], row["model"], row["other"], difference])
-        return rows
+        return Table(["benchmark", "metric", "model", "minus", "difference"], rows, words=4, grouped=True)
 
     def _notes(self) -> list[str]:
         notes = ["Percent, with 95% intervals (bootstrap over problems)."]
@@ -151,17 +151,17 @@ class Report:
 
     def print(self, console: Console):
         """The tables on the terminal."""
-        _print_cells(console, self._result_cells(), left=2)
+        console.print(self._result_table().rich())
         if len(self.models) > 1:
-            _print_cells(console, self._comparison_cells(), left=4)
+            console.print(self._comparison_table().rich())
         for note in self._notes():
             console.print(note, highlight=False)
 
     def markdown(self) -> str:
         """The tables for a model card."""
-        parts = [_markdown_cells(self._result_cells(), left=2)]
+        parts = [self._result_table().markdown()]
         if len(self.models) > 1:
-            parts.append(_markdown_cells(self._comparison_cells(), left=4))
+            parts.append(self._comparison_table().markdown())
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items() if value is not None)
         return "\n\n".join([*parts, " ".join(self._notes()), f"Settings: {settings}."]) + "\n"
 
@@ -174,23 +174,3 @@ class Report:
 
 def _percent(value: float, low: float, high: float, sign: str = "") -> str:
     return f"{100 * value:{sign}.1f} [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
-
-
-def _print_cells(console: Console, cells: list[list[str]], left: int):
-    table = Table()
-    for position, title in enumerate(cells[0]):
-        # Labels may be long paths: they fold, numbers do not.
-        table.add_column(title, justify="left" if position < left else "right", overflow="fold")
-    previous = None
-    for row in cells[1:]:
-        if previous is not None and row[0] != previous:
-            table.add_section()
-        table.add_row(*(["", *row[1:]] if row[0] == previous else row))
-        previous = row[0]
-    console.print(table)
-
-
-def _markdown_cells(cells: list[list[str]], left: int) -> str:
-    header, *rows = [[cell.replace("|", "\\|") for cell in row] for row in cells]
-    rule = [":--" if position < left else "--:" for position in range(len(header))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
