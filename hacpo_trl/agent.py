@@ -278,6 +278,7 @@ class Agent:
             [rollout.text for rollout in peers],
             [rollout.finish_reason == "stop" for rollout in peers],
             self.end_of_turn_id,
+            [prompt_ids[rollout.prompt_index] for rollout in peers],
         )
         translated = iter(encoded)
         views = []

@@ -15,7 +15,7 @@ What differs from the paper, or that it leaves open:
 1. Learner and source may count different numbers of tokens for the same text, so |y| is a choice: see
    `sequence_log_ratio`.
 2. clip is `torch.clamp`: outside its bounds the gradient is 0, so the rollout is discarded, below the lower bound and
-   above 1 alike. The lower bound never exceeds 1.
+   above 1 alike. The lower bound never exceeds 1. A bound of 1 means 1 within rounding (`is_one`).
 3. sg(s)^α dampens only: for s > 1 it is 1.
 
 Everything here is a pure function of float32 tensors; gradients flow into the learner's log-probabilities alone.
@@ -27,6 +27,9 @@ import torch
 # exp overflows float32 above 88, and 0 * inf is NaN in the backward pass of a clamped ratio. No ratio near e^20 is
 # ever within a clip bound, so the limit changes no gradient that counts.
 MAX_LOG_RATIO = 20.0
+# Two passes over one answer, in batches of other shapes, differ by some 1e-6 in float32. A learner that is equal to
+# the source must not lose rollouts to that.
+RATIO_TOLERANCE = 1e-5
 
 
 def sequence_log_ratio(
@@ -146,6 +149,11 @@ def cross_lower_bound(delta: float, delta_step: float, update: int) -> float:
     return min(1 - delta + update * delta_step, 1.0)
 
 
+def is_one(ratio: torch.Tensor) -> torch.Tensor:
+    """Which ratios are 1 within rounding; bool, in the shape of `ratio`."""
+    return (ratio - 1).abs() <= RATIO_TOLERANCE
+
+
 def cross_objective(
     ratio: torch.Tensor,
     advantages: torch.Tensor,
@@ -163,7 +171,7 @@ def cross_objective(
         lower_bound: See `cross_lower_bound`; None switches the clipping off (`clip_cross=False`).
     """
     damping = ratio.detach().clamp(max=1.0) ** alpha
-    clipped = ratio if lower_bound is None else ratio.clamp(lower_bound, 1.0)
+    clipped = ratio if lower_bound is None else torch.where(is_one(ratio), ratio, ratio.clamp(lower_bound, 1.0))
     return clipped * damping * weights * advantages
 
 

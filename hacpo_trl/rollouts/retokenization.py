@@ -8,10 +8,15 @@ What keeps the two sides of a sequence ratio about the same event:
 
 1. A learner never decodes and re-encodes its *own* answers: their sampled ids are kept, even where its tokenizer would
    have chosen others for the same text.
-2. Special tokens do not travel. The source leaves them out; the learner splits a text that spells one ("<|im_end|>")
-   into ordinary tokens, so that no peer can inject a control token.
-3. An answer that ended by itself ends with the learner's own end-of-turn token, whichever stop token the source chose;
-   one that was cut by length ends with none. So the end is scored on both sides of the ratio or on neither.
+2. Special tokens do not travel. An answer that has one in its middle is no text that a peer could be asked the
+   probability of; the learner splits a text that spells one ("<|im_end|>") into ordinary tokens, so that no peer can
+   inject a control token.
+3. What counts is what the learner reads behind its prompt. Tokenizers that mark the beginning of a text (SentencePiece
+   puts a space there) would read `5,2`, encoded alone, as ` 5,2`; so an answer is encoded as it stands behind other
+   text, and read back behind the prompt.
+4. An answer that ended by itself ends with the learner's own end-of-turn token, whichever stop token the source chose;
+   one that was cut by length, or ended with a stop string, ends with none. So the end is scored on both sides of the
+   ratio or on neither.
 
 A learner does not learn from a peer's answer, and `DROP_REASONS` says why, when the text does not stand for the ids.
 The reward of a dropped answer still counts in every baseline.
@@ -24,8 +29,15 @@ from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT_CHARACTER = "\ufffd"
 
+# So many of a prompt's last tokens show how an answer reads behind it.
+CONTEXT = 8
+# What an answer is encoded behind where it does not read right when it is encoded alone: few tokenizers merge these
+# with what follows.
+ANCHORS = ("\n", ":", "a")
+
 DROP_REASONS = {
-    "undecodable": "the source's text does not stand for its ids: a cut character, or ids beyond the tokenizer",
+    "undecodable": "the source's text does not stand for its ids: a cut character, a special token in the middle, or "
+    "ids beyond the tokenizer",
     "round_trip": "the learner's tokenizer does not give the text back",
     "empty": "no token is left",
     "too_long": "prompt and answer exceed the learner's context",
@@ -44,37 +56,70 @@ def decode_completion(
 
     Returns:
         The text without the final stop token and without special tokens, and False if ids were lost on the way: a
-        character cut in the middle of its bytes, or ids that the tokenizer does not have (rows of padding in the
-        embedding).
+        character cut in the middle of its bytes, special tokens in the middle, or ids that the tokenizer does not have
+        (rows of padding in the embedding).
     """
     ids = list(completion_ids)
     if ids and ids[-1] in stop_token_ids:
         ids.pop()
     text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     known = all(token_id < len(tokenizer) for token_id in ids)
-    return text, known and REPLACEMENT_CHARACTER not in text
+    return text, known and text == whole and REPLACEMENT_CHARACTER not in text
 
 
 def retokenize(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], finished: Sequence[bool], end_of_turn_id: int
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    finished: Sequence[bool],
+    end_of_turn_id: int,
+    prompt_ids: Sequence[Sequence[int]] | None = None,
 ) -> list[tuple[list[int], bool]]:
     """Texts in a learner's tokens.
 
     Args:
         tokenizer: The learner's tokenizer.
         texts: The answers.
-        finished: For each, whether it ended by itself and thus gets the end-of-turn token.
+        finished: For each, whether it ended with a stop token and thus gets the end-of-turn token.
         end_of_turn_id: The learner's end-of-turn token.
+        prompt_ids: For each, the ids of the prompt that it stands behind; None where it stands alone.
 
     Returns:
-        For each text its ids, and whether the tokenizer gives the text back from them (one that normalizes Unicode may
-        not).
+        For each text its ids, and whether the learner reads the text in them (one whose tokenizer normalizes Unicode
+        may not).
     """
     if not texts:
         return []
+    contexts = [ids[-CONTEXT:] for ids in prompt_ids] if prompt_ids is not None else [()] * len(texts)
     encoded = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    decoded = [tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) for ids in encoded]
-    return [
-        ([*ids, end_of_turn_id] if is_finished else list(ids), back == text)
-        for ids, back, text, is_finished in zip(encoded, decoded, texts, finished, strict=True)
-    ]
+    result = []
+    for text, context, ids, is_finished in zip(texts, contexts, encoded, finished, strict=True):
+        ids, same_text = _as_it_is_read(tokenizer, text, context, list(ids))
+        result.append(([*ids, end_of_turn_id] if is_finished else ids, same_text))
+    return result
+
+
+def _as_it_is_read(
+    tokenizer: PreTrainedTokenizerBase, text: str, context: Sequence[int], alone: list[int]
+) -> tuple[list[int], bool]:
+    """The ids that read as the text behind a context, and True; if there are none, the text's alone and False."""
+    if _read_behind(tokenizer, context, alone) == text:
+        return alone, True
+    for anchor in ANCHORS:
+        in_front, both = tokenizer([anchor, anchor + text], add_special_tokens=False, split_special_tokens=True)[
+            "input_ids"
+        ]
+        ids = both[len(in_front) :]
+        # Where anchor and text share a token, the text has no ids of its own.
+        if both[: len(in_front)] == in_front and _read_behind(tokenizer, context, ids) == text:
+            return ids, True
+    return alone, False
+
+
+def _read_behind(tokenizer: PreTrainedTokenizerBase, context: Sequence[int], ids: Sequence[int]) -> str | None:
+    """The text that ids add to what stands before them; None if they change that."""
+    before, whole = (
+        tokenizer.decode(of, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        for of in (list(context), [*context, *ids])
+    )
+    return whole[len(before) :] if whole.startswith(before) else None

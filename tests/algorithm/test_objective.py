@@ -8,6 +8,7 @@ from hacpo_trl.algorithm.alignment import Alignment
 from hacpo_trl.algorithm.objective import (
     cross_lower_bound,
     cross_objective,
+    is_one,
     kl_to_reference,
     own_objective,
     sampler_weights,
@@ -498,3 +499,30 @@ def test_alignment_correlates_confidence_with_reward_within_prompts(monkeypatch)
     assert metrics.reduce() == {"k/alignment/j": pytest.approx(0.1 / math.sqrt(0.1 * 7 / 6))}
     alignment.flush(metrics)
     assert metrics.reduce() == {}
+
+
+# ---- a bound of 1 means 1 within rounding -------------------------------------------------------------------------
+@pytest.mark.parametrize("update", [0, 40])  # the stepwise bound at 0.2, and at 1
+def test_equal_policies_lose_nothing_to_rounding(update):
+    """Log-probabilities of one policy in batches of two shapes: half of the ratios come out a little above 1."""
+    generator = torch.Generator().manual_seed(0)
+    old = -torch.rand(64, 100, generator=generator)
+    now = (old + 3e-6 * torch.randn(64, 100, generator=generator)).requires_grad_()
+    count = torch.full((64,), 100)
+    log_ratio = sequence_log_ratio(now.sum(-1), old.sum(-1), count, count)
+    ratio = log_ratio.exp()
+    assert (ratio > 1).any() and (ratio < 1).any() and is_one(ratio).all()
+    rule = run_config().rule
+    below, above = rule.discarded(ratio, torch.ones(64), update)
+    assert not below.any() and not above.any()
+    rule.cross_objective(ratio, torch.ones(64), torch.ones(64), update).sum().backward()
+    assert (now.grad.abs().sum(-1) > 0).all()
+
+
+def test_beyond_rounding_the_bound_holds():
+    ratio = torch.tensor([0.99, 1.0001, 1.5], requires_grad=True)
+    rule = run_config().rule
+    assert rule.discarded(ratio, torch.ones(3), 40)[0].tolist() == [True, False, False]
+    assert rule.discarded(ratio, torch.ones(3), 40)[1].tolist() == [False, True, True]
+    rule.cross_objective(ratio, torch.ones(3), torch.ones(3), 0).sum().backward()
+    assert (ratio.grad != 0).tolist() == [True, False, False]

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 
 from ..advantages import GroupAdvantages, group_advantages, own_group_advantages
-from ..objective import cross_lower_bound, cross_objective
+from ..objective import cross_lower_bound, cross_objective, is_one
 from ..shrinkage import own_weight, own_weight_sums, shrinkage_advantages
 from .rule import SharingRule, Summed
 
@@ -77,4 +77,5 @@ class HACPO(SharingRule):
         if bound is None:
             nowhere = torch.zeros_like(ratio, dtype=torch.bool)
             return nowhere, nowhere
-        return ratio < bound, ratio > 1
+        inside = is_one(ratio)
+        return (ratio < bound) & ~inside, (ratio > 1) & ~inside
