@@ -1,5 +1,6 @@
 """Configuration: `HACPOConfig` for the run, `AgentConfig` for each agent."""
 
+import inspect
 import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
@@ -11,6 +12,7 @@ from transformers.utils.generic import strtobool
 from .algorithm.sharing import RULES, SharingRule
 from .options.agent import AgentConfig, parse_agents
 from .options.checks import check_settings
+from .options.grpo_names import unknown_setting
 from .options.step import StepPlan, plan_step
 from .options.vllm import validate_vllm
 
@@ -266,6 +268,15 @@ class HACPOConfig(TrainingArguments):
     num_completions_to_print: int | None = field(
         default=None, metadata={"help": "How many answers of each agent to print. Default: all of the last step."}
     )
+
+    def __new__(cls, *args, **kwargs):
+        # Dataclasses name an unknown argument; this names the one that was meant, or what to write for one of TRL's.
+        parameters = inspect.signature(cls.__init__).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        if not takes_any and (unknown := next((name for name in kwargs if name not in parameters), None)):
+            known = [name for name in parameters if name != "self"]
+            raise TypeError(f"{cls.__name__}: {unknown_setting(unknown, known)}")
+        return super().__new__(cls)
 
     def __post_init__(self):
         accelerated = torch.accelerator.is_available()

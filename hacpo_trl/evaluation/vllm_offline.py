@@ -6,7 +6,8 @@ from ..agent import Agent
 from ..generation.backend import Completion, GenerationRequest, completion_of
 
 
-def _vllm():
+def import_vllm():
+    """vLLM's module; an error says what to install."""
     try:
         import vllm
     except ImportError as error:
@@ -44,7 +45,7 @@ class VLLMEngine:
         tensor_parallel_size: int = 1,
         trust_remote_code: bool = False,
     ):
-        self.vllm = _vllm()
+        self.vllm = import_vllm()
         lora = {} if adapter is None else {"enable_lora": True, "max_lora_rank": adapter_rank}
         self.llm = self.vllm.LLM(
             model=model,

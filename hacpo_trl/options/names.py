@@ -4,6 +4,10 @@ import difflib
 from collections.abc import Sequence
 
 
+# Of more names than these, none of which is near, no list is given.
+MANY = 40
+
+
 def unknown_name(name: str, known: Sequence[str], kind: str) -> str:
     """A sentence or two about an unknown name, with the nearest of the known ones.
 
@@ -13,5 +17,7 @@ def unknown_name(name: str, known: Sequence[str], kind: str) -> str:
         kind: What it should name, such as "key".
     """
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"Did you mean {close[0]!r}?" if close else f"Known {kind}s: {', '.join(known)}."
-    return f"unknown {kind} {name!r}. {hint}"
+    if close:
+        return f"unknown {kind} {name!r}. Did you mean {close[0]!r}?"
+    listed = f" Known {kind}s: {', '.join(known)}." if len(known) <= MANY else ""
+    return f"unknown {kind} {name!r}.{listed}"
