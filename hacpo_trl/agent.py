@@ -3,24 +3,24 @@
 Everything that differs between agents is decided here, once, so that the trainer can treat them alike.
 """
 
+import bisect
 import copy
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from trl.data_utils import is_conversational
-from trl.trainer.utils import create_model_from_path
 
 from .config import AgentConfig, HACPOConfig
 from .files import AGENT_SETTINGS
+from .options.generation import stop_strings_of
 from .rollouts.retokenization import decode_completion, retokenize
 from .rollouts.rollout import LearnerView, Prompt, Rollout
 
@@ -32,33 +32,10 @@ logger = logging.getLogger(__name__)
 TEMPLATE_DATE = date(2024, 7, 26)
 STRFTIME_CALL = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
 
+# In a PEFT model, a frozen copy of an adapter that was trained before: what the KL term measures the distance to.
+REFERENCE_ADAPTER = "ref"
+
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-
-
-def load_model(config: AgentConfig, args: HACPOConfig) -> PreTrainedModel:
-    """Loads one agent's model by its id or path, in float32 unless `model_init_kwargs` asks for another dtype."""
-    if config.model_name_or_path is None:
-        raise ValueError(
-            f"Agent '{config.name}' has no model: give model_name_or_path, or pass the model to the trainer."
-        )
-    kwargs = {**(args.model_init_kwargs or {}), **(config.model_init_kwargs or {})}
-    kwargs.setdefault("trust_remote_code", args.trust_remote_code)
-    if args.world_size > 1:
-        # Each process holds the model on its own device; "auto" would spread it over the devices of all of them.
-        kwargs["device_map"] = None
-    return create_model_from_path(config.model_name_or_path, **kwargs)
-
-
-def load_tokenizer(config: AgentConfig, args: HACPOConfig, model: PreTrainedModel) -> PreTrainedTokenizerBase:
-    """Loads one agent's tokenizer from where its model came from, unless `tokenizer_name_or_path` says otherwise."""
-    path = config.tokenizer_name_or_path or config.model_name_or_path or model.config._name_or_path
-    if not path:
-        raise ValueError(
-            f"Agent '{config.name}': its model was built in memory, so no tokenizer can be loaded beside it. Pass "
-            "one in processing_classes, or set tokenizer_name_or_path."
-        )
-    revision = {**(args.model_init_kwargs or {}), **(config.model_init_kwargs or {})}.get("revision", "main")
-    return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=args.trust_remote_code)
 
 
 def freeze_template_date(template: str) -> str:
@@ -101,10 +78,10 @@ class Agent:
             )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        policy.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-
         self.end_of_turn_id: int = tokenizer.eos_token_id
         self.stop_token_ids = self._stop_token_ids()
+        self.stop_strings = stop_strings_of(self.generation_kwargs, args.use_vllm, f"Agent '{self.name}': ")
+        self._tell_policy_its_stops()
         self.chat_template = self._chat_template()
         self.chat_template_kwargs = {**(args.chat_template_kwargs or {}), **(config.chat_template_kwargs or {})}
         # Llama 3.2's template reads this variable before it asks for today's date.
@@ -125,6 +102,16 @@ class Agent:
     def is_adapter(self) -> bool:
         """Whether the agent trains a PEFT adapter instead of all weights."""
         return hasattr(self.policy, "peft_config")
+
+    def _tell_policy_its_stops(self):
+        """What is saved with the policy ends and pads answers as training does, also under another `eos_token`."""
+        text_config = self.policy.config.get_text_config()
+        text_config.pad_token_id = self.tokenizer.pad_token_id
+        text_config.eos_token_id = self.end_of_turn_id
+        saved = getattr(self.policy, "generation_config", None)
+        if saved is not None:
+            saved.pad_token_id = self.tokenizer.pad_token_id
+            saved.eos_token_id = self.stop_token_ids if len(self.stop_token_ids) > 1 else self.end_of_turn_id
 
     def _stop_token_ids(self) -> list[int]:
         """Every id that ends an answer: the tokenizer's EOS and all that the model declares, such as an end of
@@ -192,9 +179,28 @@ class Agent:
             "generation_kwargs": {"stop_token_ids": self.stop_token_ids, **self.generation_kwargs},
         }
 
+    def sample_greedily(self):
+        """From here on the most likely token, for evaluation."""
+        self.generation_config.do_sample = False
+        self.generation_config.temperature = self.generation_config.top_p = self.generation_config.top_k = None
+        self.generation_config.min_p = None
+
+    def end_of_stop_string(self, ids: Sequence[int]) -> int | None:
+        """How many of an answer's ids it takes until its text holds one of the stop strings; None if it never does."""
+
+        def stops(count: int) -> bool:
+            text = self.tokenizer.decode(ids[:count], clean_up_tokenization_spaces=False)
+            return any(string in text for string in self.stop_strings)
+
+        if not self.stop_strings or not stops(len(ids)):
+            return None
+        return bisect.bisect_left(range(len(ids) + 1), True, key=stops)
+
     @property
     def model_name(self) -> str | None:
-        """Id or path that the model was loaded from; None for one that was built in memory."""
+        """Id or path that the weights without an adapter were loaded from; None for ones that were built in memory."""
+        if self.is_adapter:
+            return self.policy.peft_config[self.policy.active_adapter].base_model_name_or_path or None
         return self.config.model_name_or_path or getattr(self.policy.config, "_name_or_path", None) or None
 
     def _max_model_length(self) -> int:
@@ -230,7 +236,9 @@ class Agent:
             ids = self.tokenizer.apply_chat_template(
                 prompt,
                 chat_template=self.chat_template,
-                add_generation_prompt=True,
+                # What the assistant has begun to say is continued.
+                add_generation_prompt=prompt[-1]["role"] != "assistant",
+                continue_final_message=prompt[-1]["role"] == "assistant",
                 tokenize=True,
                 return_dict=True,
                 **self.chat_template_kwargs,
@@ -260,6 +268,16 @@ class Agent:
                 )
             rendered.append(ids)
         return rendered
+
+    def text_for_rewards(self, completion_ids: Sequence[int]) -> str:
+        """What reward functions read of this agent's sampled ids: the text, with special tokens if they ask for them
+        (`rewards_see_special_tokens`), always without the final stop token."""
+        text, _ = self.decode(completion_ids)
+        if not self._args.rewards_see_special_tokens:
+            return text
+        ends = completion_ids[-1:] and completion_ids[-1] in self.stop_token_ids
+        ids = list(completion_ids[:-1] if ends else completion_ids)
+        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def decode(self, completion_ids: Sequence[int]) -> tuple[str, bool]:
         """The text of this agent's own sampled ids, and whether it stands for them."""
@@ -318,63 +336,3 @@ class Agent:
         """The seed of this agent's samples: a stream of its own, the same whatever the other agents are and do."""
         key = f"{self._args.seed}/{self.name}/{mode}/{step}/{process}"
         return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
-
-
-def build_agents(
-    models: Mapping[str, str | PreTrainedModel] | None,
-    args: HACPOConfig,
-    tokenizers: Mapping[str, PreTrainedTokenizerBase],
-    peft_configs: Mapping[str, Any],
-) -> dict[str, Agent]:
-    """Makes the agents of a run from what the trainer was given; models and tokenizers are loaded where they were not
-    given."""
-    if models is None and args.agents is None:
-        raise ValueError("There are no agents: give models, a dict of name to model, or args.agents.")
-    configs = {c.name: c for c in args.agents} if args.agents is not None else {n: AgentConfig(n) for n in models}
-    if models is not None and set(models) != set(configs):
-        raise ValueError(
-            f"models has the agents {sorted(models)}, but args.agents {sorted(configs)}. They must match."
-        )
-    for argument, given in (("processing_classes", tokenizers), ("peft_configs", peft_configs)):
-        if unknown := sorted(set(given) - set(configs)):
-            raise ValueError(f"{argument} names {unknown}, but the agents are {sorted(configs)}.")
-
-    agents = {}
-    for name, config in configs.items():
-        model = None if models is None else models[name]
-        if model is None or isinstance(model, str):
-            config = replace(config, model_name_or_path=model or config.model_name_or_path)
-            model = load_model(config, args)
-        tokenizer = tokenizers[name] if name in tokenizers else load_tokenizer(config, args, model)
-        peft_config = peft_configs.get(name)
-        if config.peft_config is not None:
-            if peft_config is not None:
-                raise ValueError(
-                    f"Agent '{name}': a PEFT configuration in both peft_configs and args.agents. Give one."
-                )
-            from peft import get_peft_config
-
-            peft_config = get_peft_config({"peft_type": "LORA", "task_type": "CAUSAL_LM", **config.peft_config})
-        if peft_config is not None:
-            from peft import get_peft_model
-
-            model = get_peft_model(model, peft_config)
-        agents[name] = Agent(config, args, model, tokenizer)
-    if len({id(agent.policy) for agent in agents.values()}) < len(agents):
-        raise ValueError("Two agents share one model object. Give each its own: they are trained apart.")
-    return agents
-
-
-def initial_policies(agents: Mapping[str, Agent], args: HACPOConfig) -> dict[str, PreTrainedModel]:
-    """For the KL term, frozen copies of the policies as they are now; of an adapter none: it is switched off."""
-    if args.beta == 0:
-        return {}
-    copies = {name: _copy_of(agent, args) for name, agent in agents.items() if not agent.is_adapter}
-    return {name: policy.requires_grad_(False) for name, policy in copies.items()}
-
-
-def _copy_of(agent: Agent, args: HACPOConfig) -> PreTrainedModel:
-    if any(hasattr(parameter, "ds_id") for parameter in agent.policy.parameters()):
-        # ZeRO-3 has dealt the weights out already; a copy of a share is no model.
-        return load_model(agent.config, args)
-    return copy.deepcopy(agent.policy)

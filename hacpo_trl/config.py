@@ -69,7 +69,13 @@ class HACPOConfig(TrainingArguments):
     trust_remote_code: bool = field(
         default=False, metadata={"help": "Allow models and tokenizers that ship Python code of their own."}
     )
-    disable_dropout: bool = field(default=False, metadata={"help": "Switch dropout off in all policies."})
+    disable_dropout: bool = field(
+        default=True,
+        metadata={
+            "help": "Switch dropout off in all policies. With False, old log-probabilities are those of the whole "
+            "policy and new ones those of a thinned-out one: ratios leave the clip range before any update."
+        },
+    )
 
     # --- The step -------------------------------------------------------------------------------------------------
     algorithm: Literal["hacpo", "naive", "gspo", "grpo"] = field(
@@ -106,8 +112,8 @@ class HACPOConfig(TrainingArguments):
     generation_kwargs: dict | str | None = field(
         default=None,
         metadata={
-            "help": "Further arguments of transformers' GenerationConfig, or of vLLM's SamplingParams; they win over "
-            "the rest."
+            "help": "Further arguments of transformers' GenerationConfig, such as stop_strings, or of vLLM's "
+            "SamplingParams, such as stop. What has an option of its own is refused."
         },
     )
     chat_template_kwargs: dict | str | None = field(
@@ -176,6 +182,20 @@ class HACPOConfig(TrainingArguments):
     # --- Rewards --------------------------------------------------------------------------------------------------
     reward_weights: list[float] | None = field(
         default=None, metadata={"help": "A weight for each reward function. Default: 1 for each."}
+    )
+    reward_timeout: float | None = field(
+        default=None,
+        metadata={
+            "help": "Seconds that one call of a reward function may take before the run ends in an error that names "
+            "it. Functions that are not async then run on threads of their own."
+        },
+    )
+    rewards_see_special_tokens: bool = field(
+        default=False,
+        metadata={
+            "help": "Reward functions get the answers' texts with special tokens, for tasks whose tags are special "
+            "tokens. Peers never do."
+        },
     )
     mask_truncated_completions: bool = field(
         default=False,

@@ -85,7 +85,8 @@ def learner_advantages(
             for j, source in enumerate(names)
         }
         for source, advantages in result[learner].items():
-            metrics.mean(f"{learner}/advantage/{'own' if source == learner else 'cross'}", advantages)
+            judged = advantages[~rewards[source].isnan()]
+            metrics.mean(f"{learner}/advantage/{'own' if source == learner else 'cross'}", judged)
     return result
 
 

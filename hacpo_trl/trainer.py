@@ -27,7 +27,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl.trainer.utils import disable_dropout_in_model, identity
 
-from .agent import build_agents, initial_policies
 from .algorithm.alignment import Alignment
 from .algorithm.capability import CapabilityWindow
 from .backends.log_probabilities import completion_logps, prepare_policy
@@ -39,10 +38,11 @@ from .evaluation.during_training import evaluate_agents
 from .generation.backend import Completion, GenerationBackend, log_completions, requests_for
 from .generation.choice import generation_backend as chosen_backend
 from .learner import learner_advantages, learner_objective, log_objective, log_sampler_difference, update_capability
+from .loading import build_agents, initial_policies, warn_of_dropout
 from .reporting.metrics import Metrics
 from .reporting.terminal import RewardTableCallback
 from .reporting.timing import Stopwatch, timed
-from .rewards.verification import RewardFunction, Verdicts, Verifier, check_datasets, log_verdicts
+from .rewards.verification import Answers, RewardFunction, Verdicts, Verifier, check_datasets, log_verdicts
 from .rollouts.completions import CompletionLog
 from .rollouts.exchange import exchange
 from .rollouts.rollout import LearnerView, Rollout
@@ -100,7 +100,7 @@ class HACPOTrainer(StepCheckpoints):
             raise ValueError("HACPOTrainer needs reward_funcs, at least one reward function.")
         if generation_backend is not None and args.use_vllm:
             raise ValueError("use_vllm=True has no effect beside a generation_backend. Leave one of them out.")
-        self.verifier = Verifier(reward_funcs, args.reward_weights, reward_processing_classes)
+        self.verifier = Verifier(reward_funcs, args.reward_weights, reward_processing_classes, args.reward_timeout)
         check_datasets(train_dataset, eval_dataset)
         agents = build_agents(models, args, processing_classes or {}, peft_configs or {})
         if train_dataset is not None:
@@ -124,6 +124,8 @@ class HACPOTrainer(StepCheckpoints):
             prepare_policy(agent.policy, agent.temperature)
             if args.disable_dropout:
                 disable_dropout_in_model(agent.policy)
+            else:
+                warn_of_dropout(agent)
         super().__init__(
             agents,
             args,
@@ -226,13 +228,15 @@ class HACPOTrainer(StepCheckpoints):
     ) -> tuple[dict[str, list[tuple[str, bool]]], dict[str, Verdicts]]:
         """The answers as text (and whether it stands for them), and the verdicts on them."""
         answered = [example for example in examples for _ in range(self.args.num_generations)]
-        texts, verdicts = {}, {}
+        texts, answers = {}, {}
         for name, of_agent in completions.items():
-            ids = [completion.ids for completion in of_agent]
-            texts[name] = [self.agents[name].decode(of_completion) for of_completion in ids]
-            verdicts[name] = self.verifier.verify(name, answered, [text for text, _ in texts[name]], ids, self.state)
-            log_verdicts(self.metrics, name, verdicts[name], self.verifier.names)
+            agent, ids = self.agents[name], [completion.ids for completion in of_agent]
+            texts[name] = [agent.decode(of_completion) for of_completion in ids]
+            answers[name] = Answers(answered, [agent.text_for_rewards(of_completion) for of_completion in ids], ids)
             log_completions(self.metrics, name, of_agent)
+        verdicts = self.verifier.verify(answers, self.state)
+        for name, of_agent in verdicts.items():
+            log_verdicts(self.metrics, name, of_agent, self.verifier.names)
         return texts, verdicts
 
     @timed("verify")

@@ -18,9 +18,11 @@ Guards, each of them an edge case the equations leave open:
 
 1. A group whose rewards are all equal has no signal: its advantages are 0. (Otherwise ω ≠ 1 would divide a baseline
    that is off by a little by σ = 0.)
-2. A baseline above every reward of the group, possible when ω > 1, would call the best answers bad. It falls back to
-   the learner's own mean reward on the prompt.
+2. A baseline above every reward of the group, possible when ω > 1, would call the best answers bad; one below every
+   reward, possible when ω < 1 or rewards are negative, the worst ones good. Both fall back to the learner's own mean
+   reward on the prompt.
 3. A rollout without a verdict (reward None, here NaN) leaves every mean and gets advantage 0.
+4. Statistics are taken in float64: the square of a reward of 1e20 is beyond float32.
 """
 
 from dataclasses import dataclass
@@ -66,6 +68,7 @@ class RawRewards:
 
     mean: torch.Tensor
     std: torch.Tensor
+    lowest: torch.Tensor
     highest: torch.Tensor
     uniform: torch.Tensor
 
@@ -81,7 +84,7 @@ def raw_rewards(rewards: torch.Tensor) -> RawRewards:
     mean = _masked_mean(group, in_group)
     squares = torch.where(in_group, (group - mean[:, None]) ** 2, 0).sum(-1)
     std = (squares / (in_group.sum(-1) - 1).clamp(min=1)).sqrt()
-    return RawRewards(mean, std, highest, uniform)
+    return RawRewards(mean, std, lowest, highest, uniform)
 
 
 def group_advantages(rewards: torch.Tensor, learner: int, ratios: torch.Tensor) -> GroupAdvantages:
@@ -95,7 +98,8 @@ def group_advantages(rewards: torch.Tensor, learner: int, ratios: torch.Tensor) 
         learner: Index of the learner k among the n agents.
         ratios: `(n,)`, ω^(k,j) for every source j; 1 for the learner itself.
     """
-    num_groups, num_agents, num_generations = rewards.shape
+    num_agents = rewards.shape[1]
+    dtype, rewards = rewards.dtype, rewards.double()
     verdict = ~torch.isnan(rewards)
     raw = raw_rewards(rewards)
 
@@ -103,13 +107,12 @@ def group_advantages(rewards: torch.Tensor, learner: int, ratios: torch.Tensor) 
     baseline = _masked_mean(scaled.flatten(1), verdict.flatten(1))
     own, own_verdict = rewards[:, learner], verdict[:, learner]
     own_mean = torch.where(own_verdict.any(-1), _masked_mean(own, own_verdict), raw.mean)
-    fallback = (baseline > raw.highest) & ~raw.uniform
+    fallback = ((baseline > raw.highest) | (baseline < raw.lowest)) & ~raw.uniform
     baseline = torch.where(fallback, own_mean, baseline)
 
     advantages = (rewards - baseline.view(-1, 1, 1)) / (raw.std.view(-1, 1, 1) + STD_EPSILON)
     advantages = torch.where(verdict & ~raw.uniform.view(-1, 1, 1), advantages, 0)
-    assert advantages.shape == (num_groups, num_agents, num_generations)
-    return GroupAdvantages(advantages, baseline, raw.std, fallback, raw.uniform)
+    return GroupAdvantages(advantages.to(dtype), baseline.to(dtype), raw.std.to(dtype), fallback, raw.uniform)
 
 
 def own_group_advantages(rewards: torch.Tensor, learner: int) -> GroupAdvantages:
@@ -122,7 +125,9 @@ def own_group_advantages(rewards: torch.Tensor, learner: int) -> GroupAdvantages
         rewards: `(B, n, G)` float, NaN where a rollout has no verdict.
         learner: Index of the learner k among the n agents.
     """
+    dtype, rewards = rewards.dtype, rewards.double()
     own = group_advantages(rewards[:, learner : learner + 1], 0, torch.ones(1))
     advantages = (rewards - own.baseline.view(-1, 1, 1)) / (own.std.view(-1, 1, 1) + STD_EPSILON)
     usable = ~torch.isnan(rewards) & ~own.uniform.view(-1, 1, 1)
-    return GroupAdvantages(torch.where(usable, advantages, 0), own.baseline, own.std, own.fallback, own.uniform)
+    advantages = torch.where(usable, advantages, 0).to(dtype)
+    return GroupAdvantages(advantages, own.baseline.to(dtype), own.std.to(dtype), own.fallback, own.uniform)

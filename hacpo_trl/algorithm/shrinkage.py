@@ -102,8 +102,9 @@ def shrinkage_advantages(
 
     Guards, beside those for uniform groups and rollouts without a verdict: where only one of the two means exists, it
     alone is the baseline. A group one of whose best answers would lie below its baseline, because z lies above every
-    reward, falls back to the learner's means without its peers' (where there is none, to the group's raw mean). This
-    fallback looks at all rewards of the group and so adds a bias of its own, as it does to Eq. 6.
+    reward, or one of whose worst answers above it, falls back to the learner's means without its peers' (where there
+    is none, to the group's raw mean). This fallback looks at all rewards of the group and so adds a bias of its own,
+    as it does to Eq. 6.
 
     Args:
         rewards: `(B, n, G)` float, NaN where a rollout has no verdict.
@@ -111,6 +112,7 @@ def shrinkage_advantages(
         ratios: `(n,)`, ω^(k,j) for every source j.
         own_weight: λ, in [0, 1].
     """
+    dtype, rewards = rewards.dtype, rewards.double()
     verdict, raw, means = ~torch.isnan(rewards), raw_rewards(rewards), _learner_means(rewards, learner, ratios)
     # `(B, G + 1)`: the learner's mean as each of its rollouts sees it, and, last, as its peers' do.
     own = torch.cat([means.others, means.own[:, None]], -1)
@@ -127,9 +129,12 @@ def shrinkage_advantages(
         return spread
 
     highest, uniform = raw.highest.view(-1, 1, 1), raw.uniform.view(-1, 1, 1)
-    fallback = ((rewards >= highest) & (by_rollout(mixed) > highest) & ~uniform).flatten(1).any(-1)
+    lowest, seen = raw.lowest.view(-1, 1, 1), by_rollout(mixed)
+    wrong = ((rewards >= highest) & (seen > highest)) | ((rewards <= lowest) & (seen < lowest))
+    fallback = (wrong & ~uniform).flatten(1).any(-1)
     baselines = torch.where(fallback[:, None], without_peers, mixed)
 
     advantages = (rewards - by_rollout(baselines)) / (raw.std.view(-1, 1, 1) + STD_EPSILON)
     advantages = torch.where(verdict & ~uniform, advantages, 0)
-    return GroupAdvantages(advantages, baselines[:, -1], raw.std, fallback, raw.uniform, own_weight)
+    baseline, std = baselines[:, -1].to(dtype), raw.std.to(dtype)
+    return GroupAdvantages(advantages.to(dtype), baseline, std, fallback, raw.uniform, own_weight)

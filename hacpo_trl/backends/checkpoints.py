@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,34 @@ from .hub import HubUploads
 
 logger = logging.get_logger(__name__)
 
+# What torch.compile puts in front of the names of the module that it wraps.
+COMPILED = "_orig_mod."
+
+
+def refuse_keys(agent: str, missing: Sequence[str], unexpected: Sequence[str]):
+    """Raises if a checkpoint's weights are not those of the agent that is to be continued."""
+    if missing or unexpected:
+        found = "; ".join(
+            f"{what} {len(keys)} ({', '.join(list(keys)[:3])}{', ...' if len(keys) > 3 else ''})"
+            for what, keys in (("lacks", missing), ("does not know", unexpected))
+            if keys
+        )
+        raise ValueError(
+            f"Agent '{agent}': the weights in the checkpoint are not its own. Of the policy's tensors the checkpoint "
+            f"{found}. Resume with the model and the adapter settings that the run was begun with."
+        )
+
+
+def check_adapter(agent: str, policy: Any, folder: Path):
+    """Raises if a saved adapter has other tensors than the one that is to be continued."""
+    from peft.utils import get_peft_model_state_dict, load_peft_weights
+
+    if any(hasattr(parameter, "ds_id") for parameter in policy.parameters()):
+        return
+    own = get_peft_model_state_dict(policy, adapter_name=policy.active_adapter)
+    saved = load_peft_weights(str(folder), device="cpu")
+    refuse_keys(agent, sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys()))
+
 
 class Checkpoints(HubUploads):
     """The part of `MultiPolicyTrainer` that writes and reads checkpoints; see `hacpo_trl.files` for what is in one."""
@@ -26,10 +56,15 @@ class Checkpoints(HubUploads):
         output_dir = Path(output_dir or self.args.output_dir)
         for name, agent in self.agents.items():
             accelerator, wrapped = self.engine(name)
-            state_dict = accelerator.get_state_dict(wrapped)
+            # torch.compile's wrapper is no part of the policy: with its prefix, no key would be found again.
+            state_dict = {
+                key.replace(COMPILED, ""): value for key, value in accelerator.get_state_dict(wrapped).items()
+            }
             if self.args.should_save:
                 folder = output_dir / name
-                agent.policy.save_pretrained(folder, state_dict=state_dict)
+                # Of an adapter's model the adapter that is trained, not the copy that the KL term measures by.
+                only = {"selected_adapters": [agent.policy.active_adapter]} if agent.is_adapter else {}
+                agent.policy.save_pretrained(folder, state_dict=state_dict, **only)
                 agent.save_tokenizer(folder)
                 self.save_model_card(agent, folder)
         if self.args.should_save:
@@ -88,14 +123,20 @@ class Checkpoints(HubUploads):
         self.check_checkpoint(resume_from_checkpoint)
         self._weight_loads += 1
         for name, policy in self.model.policies.items():
-            super()._load_from_checkpoint(os.path.join(resume_from_checkpoint, name), model=policy)
+            folder = Path(resume_from_checkpoint) / name
+            if self.agents[name].is_adapter:
+                check_adapter(name, policy, folder)
+            self._loading = name
+            super()._load_from_checkpoint(str(folder), model=policy)
 
     def _issue_warnings_after_load(self, load_result):
-        # Tied weights are saved once, so they are missing where they are tied to: no reason to warn.
-        tied = {key for p in self.model.policies.values() for key in (getattr(p, "_tied_weights_keys", None) or ())}
-        missing = [key for key in load_result.missing_keys if key not in tied]
-        if missing or load_result.unexpected_keys:
-            logger.warning(f"Loaded with missing keys {missing} and unexpected keys {load_result.unexpected_keys}.")
+        # Tied weights are saved once, so they are missing under their other names.
+        names_of: dict[int, set[str]] = defaultdict(set)
+        for name, tensor in self.model.policies[self._loading].state_dict(keep_vars=True).items():
+            names_of[id(tensor)].add(name)
+        missing = set(load_result.missing_keys)
+        missing -= {name for names in names_of.values() if names - missing for name in names}
+        refuse_keys(self._loading, sorted(missing), load_result.unexpected_keys)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None):
         if checkpoint is None:

@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from torch import nn
 from trl.trainer.utils import use_adapter
 
-from ..agent import Agent
+from ..agent import REFERENCE_ADAPTER, Agent
 from ..algorithm.objective import sampler_weights
 from ..config import HACPOConfig
 from ..generation.backend import Completion
@@ -106,10 +106,11 @@ class Scorer:
         return self.score(name, [row.prompt_ids for row in rows], [row.completion_ids for row in rows], model)
 
     def _score_by_reference(self, learner: str, rows: Sequence[LearnerRow]) -> list[torch.Tensor]:
-        """Log-probabilities under the initial policy: a copy, or an adapter's model without the adapter."""
+        """Log-probabilities under the initial policy: a copy, or an adapter's model with the adapter as it came."""
         if learner in self.references:
             return self._score_rows(learner, rows, self.references[learner])
-        with use_adapter(self.agents[learner].policy, None):
+        policy = self.agents[learner].policy
+        with use_adapter(policy, REFERENCE_ADAPTER if REFERENCE_ADAPTER in policy.peft_config else None):
             return self._score_rows(learner, rows)
 
     def _add_sampler_weights(

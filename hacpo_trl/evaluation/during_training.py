@@ -13,7 +13,7 @@ from ..agent import Agent
 from ..config import HACPOConfig
 from ..generation.backend import GenerationBackend, log_completions, requests_for
 from ..reporting.metrics import Metrics
-from ..rewards.verification import Verifier, log_evaluation, log_verdicts
+from ..rewards.verification import Answers, Verifier, log_evaluation, log_verdicts
 
 
 @torch.no_grad()
@@ -56,12 +56,17 @@ def evaluate_agents(
         )
         counted = sum(index < len(dataset) for index in indices) * num_generations
         repeated = [example for example in examples for _ in range(num_generations)][:counted]
-        for name, of_agent in completions.items() if counted else ():
+        if not counted:
+            continue
+        answers = {}
+        for name, of_agent in completions.items():
             ids = [completion.ids for completion in of_agent[:counted]]
-            texts = [agents[name].decode(of_completion)[0] for of_completion in ids]
-            verdicts = verifier.verify(name, repeated, texts, ids, trainer_state)
-            log_verdicts(metrics, name, verdicts, verifier.names)
+            answers[name] = Answers(
+                repeated, [agents[name].text_for_rewards(of_completion) for of_completion in ids], ids
+            )
             log_completions(metrics, name, of_agent[:counted])
+        for name, verdicts in verifier.verify(answers, trainer_state).items():
+            log_verdicts(metrics, name, verdicts, verifier.names)
             log_evaluation(metrics, name, repeated, verdicts, num_generations)
 
     result = metrics.reduce()

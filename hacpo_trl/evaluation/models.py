@@ -146,10 +146,12 @@ def make_agent(
         temperature=1.0 if greedy else args.temperature,
         top_p=1.0 if greedy else args.top_p,
         top_k=args.top_k,
-        generation_kwargs={"do_sample": False, "top_k": None} if greedy else None,
         chat_template_kwargs={**model.chat_template_kwargs, **(args.chat_template_kwargs or {})},
     )
-    return Agent(AgentConfig(model.slug, chat_template=args.chat_template), settings, description, tokenizer)
+    agent = Agent(AgentConfig(model.slug, chat_template=args.chat_template), settings, description, tokenizer)
+    if greedy:
+        agent.sample_greedily()
+    return agent
 
 
 def load_backend(model: Model, args: argparse.Namespace, max_length: int) -> Callable[[Agent], GenerationBackend]:

@@ -99,4 +99,4 @@ class VLLMGeneration:
             use_tqdm=False,
             lora_request=self.engine.lora_request,
         )
-        return [completion_of(output.outputs[0].token_ids, self.agent.stop_token_ids) for output in outputs]
+        return [completion_of(self.agent, output.outputs[0].token_ids) for output in outputs]

@@ -22,12 +22,13 @@ class Completion:
 
     Attributes:
         ids: The sampled token ids, the stop token included.
-        finish_reason: `"stop"` when a stop token ended it, `"length"` when it was cut.
+        finish_reason: `"stop"` when a stop token ended it, `"stop_string"` when its text came to a stop string,
+            `"length"` when it was cut.
         logps: The log-probability of each token in nats, at the sampling temperature, where the sampler gives it.
     """
 
     ids: tuple[int, ...]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "stop_string", "length"]
     logps: tuple[float, ...] | None = None
 
 
@@ -73,14 +74,14 @@ def requests_for(
     }
 
 
-def completion_of(
-    ids: Sequence[int], stop_token_ids: Sequence[int], logps: Sequence[float] | None = None
-) -> Completion:
-    """Cuts padding off: an answer ends with its first stop token, if it has one."""
-    end = next((position + 1 for position, token_id in enumerate(ids) if token_id in stop_token_ids), None)
-    return Completion(
-        tuple(ids[:end]), "length" if end is None else "stop", None if logps is None else tuple(logps[:end])
-    )
+def completion_of(agent: Agent, ids: Sequence[int], logps: Sequence[float] | None = None) -> Completion:
+    """An agent's answer out of what a sampler returned: padding is cut off, behind its first stop."""
+    end = next((i + 1 for i, token_id in enumerate(ids) if token_id in agent.stop_token_ids), None)
+    by_string = agent.end_of_stop_string(ids[:end])
+    finish_reason: Literal["stop", "stop_string", "length"] = "length" if end is None else "stop"
+    if by_string is not None and (end is None or by_string < end):
+        end, finish_reason = by_string, "stop_string"
+    return Completion(tuple(ids[:end]), finish_reason, None if logps is None else tuple(logps[:end]))
 
 
 def log_completions(metrics: Metrics, agent: str, completions: Sequence[Completion]):

@@ -77,7 +77,8 @@ class TransformersGeneration:
                 # Every forward pass gathers weights from all processes, so none may stop before the others. Under
                 # ZeRO-3 transformers knows.
                 synced_gpus=accelerator.is_fsdp2 or None,
+                **({"tokenizer": agent.tokenizer} if agent.stop_strings else {}),
             )
             model.train(was_training)
         completions = output[:, input_ids.shape[1] :].tolist()
-        return [completion_of(ids, agent.stop_token_ids) for ids in completions]
+        return [completion_of(agent, ids) for ids in completions]

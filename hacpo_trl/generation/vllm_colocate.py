@@ -91,6 +91,6 @@ class VLLMColocateGeneration:
         prompts = [list(ids) for ids in request.prompt_ids for _ in range(request.num_generations)]
         _, completions, logprobs, _ = self._vllm[agent.name].generate(prompts, None, request.num_generations)
         return [
-            completion_of(ids, agent.stop_token_ids, [chosen for (chosen, *_) in of_answer])
+            completion_of(agent, ids, [chosen for (chosen, *_) in of_answer])
             for ids, of_answer in zip(completions, logprobs, strict=True)
         ]

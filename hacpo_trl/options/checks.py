@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from ..algorithm.sharing import RULES
+from .generation import check_generation_kwargs
 
 
 def _readers(option: str) -> tuple[str, ...]:
@@ -27,6 +28,9 @@ def check_settings(args: Any):
     _check_choices(args)
     _check_numbers(args)
     _check_unused_options(args)
+    check_generation_kwargs(args.generation_kwargs or {}, args.use_vllm)
+    for agent in args.agents or []:
+        check_generation_kwargs(agent.generation_kwargs or {}, args.use_vllm, f"Agent '{agent.name}': ")
 
 
 def _check_choices(args: Any):
@@ -51,6 +55,8 @@ def _check_numbers(args: Any):
         value = getattr(args, name)
         if value is not None and value < 0:
             raise ValueError(f"{name} must not be negative, but is {value}.")
+    if args.reward_timeout is not None and args.reward_timeout <= 0:
+        raise ValueError(f"reward_timeout must be above 0 seconds, not {args.reward_timeout}.")
     if args.delta > 1:
         raise ValueError(f"delta must be at most 1, not {args.delta}: it is the clip radius below a ratio of 1.")
     temperatures = {"temperature": args.temperature}

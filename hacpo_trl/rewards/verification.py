@@ -11,9 +11,16 @@ be async; then those of one call run side by side.
 
 import asyncio
 import atexit
+import copy
 import inspect
+import logging
+import math
+import numbers as numbers_abc
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +38,8 @@ from trl.trainer.utils import (
 from ..reporting.metrics import Metrics
 from .reward_model import RewardModel
 
+
+logger = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., Any] | str | PreTrainedModel
 
@@ -85,6 +94,7 @@ class Verifier:
         reward_funcs: One reward function or several. A sequence classification model, or its id, is a reward model.
         weights: A weight for each; 1 for each if None.
         tokenizers: For each the tokenizer of a reward model; None loads it from where the model came from.
+        timeout: Seconds that one call of a function may take; None for no limit.
     """
 
     def __init__(
@@ -92,7 +102,10 @@ class Verifier:
         reward_funcs: RewardFunction | Sequence[RewardFunction],
         weights: Sequence[float] | None = None,
         tokenizers: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase | None] | None = None,
+        timeout: float | None = None,
     ):
+        self.timeout = timeout
+        self._warned: set[str] = set()
         self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         if not self.reward_funcs:
             raise ValueError("reward_funcs is empty: give at least one reward function.")
@@ -127,30 +140,31 @@ class Verifier:
             ready.wait()
             atexit.register(shutdown_event_loop_in_daemon, thread, self._loop)
 
-    def verify(
-        self,
-        agent: str,
-        examples: Sequence[dict[str, Any]],
-        texts: Sequence[str],
-        completion_ids: Sequence[Sequence[int]],
-        trainer_state: Any,
-    ) -> Verdicts:
-        """Scores N answers of one agent.
+    def verify(self, answers: Mapping[str, "Answers"], trainer_state: Any) -> dict[str, Verdicts]:
+        """Scores the answers of all agents; what is async runs side by side, of all agents together.
 
         Args:
-            agent: The agent's name.
-            examples: For each answer the row of the dataset that it answers.
-            texts: The answers.
-            completion_ids: The answers in the agent's tokens.
+            answers: What each agent has answered.
             trainer_state: What reward functions get by this name.
         """
-        prompts = [example["prompt"] for example in examples]
-        answers = [
-            [{"role": "assistant", "content": text}] if is_conversational({"prompt": prompt}) else text
-            for prompt, text in zip(prompts, texts, strict=True)
-        ]
-        columns = {key: [example[key] for example in examples] for key in examples[0] if key != "prompt"}
-        return self(agent, prompts, answers, completion_ids, columns, trainer_state)
+        calls = {}
+        for agent, given in answers.items():
+            prompts = [example["prompt"] for example in given.examples]
+            completions = [
+                [{"role": "assistant", "content": text}] if is_conversational({"prompt": prompt}) else text
+                for prompt, text in zip(prompts, given.texts, strict=True)
+            ]
+            columns = [key for key in (given.examples[0] if given.examples else ()) if key != "prompt"]
+            calls[agent] = _Call(
+                agent,
+                {
+                    "prompts": prompts,
+                    "completions": completions,
+                    "completion_ids": [list(ids) for ids in given.completion_ids],
+                    **{key: [example[key] for example in given.examples] for key in columns},
+                },
+            )
+        return self._score(calls, trainer_state)
 
     def __call__(
         self,
@@ -162,52 +176,166 @@ class Verifier:
         trainer_state: Any,
     ) -> Verdicts:
         """Scores N completions of one agent. `columns`: the dataset's further columns, N values each."""
-        extra: dict[str, list] = defaultdict(list)
-        metrics: dict[str, list[float]] = defaultdict(list)
-        arguments = {
-            "prompts": list(prompts),
-            "completions": list(completions),
-            "completion_ids": [list(ids) for ids in completion_ids],
-            "trainer_state": trainer_state,
-            "log_extra": lambda column, values: extra[column].extend(values),
-            "log_metric": lambda name, value: metrics[name].append(float(value)),
-            **columns,
-        }
-        verdicts: list[Any] = [None] * len(self.reward_funcs)
-        pending = {}
-        for position, function in enumerate(self.reward_funcs):
-            result = function(**arguments, **({"agent": agent} if _takes_agent(function) else {}))
-            if is_async_callable(function):
-                pending[position] = result
-            else:
-                verdicts[position] = result
+        ids = [list(of_completion) for of_completion in completion_ids]
+        columns = {"prompts": list(prompts), "completions": list(completions), "completion_ids": ids, **columns}
+        return self._score({agent: _Call(agent, columns)}, trainer_state)[agent]
+
+    def _score(self, calls: Mapping[str, "_Call"], trainer_state: Any) -> dict[str, Verdicts]:
+        verdicts: dict[tuple[str, int], Any] = {}
+        pending: dict[tuple[str, int], Any] = {}
+        for agent, call in calls.items():
+            for position, function in enumerate(self.reward_funcs):
+                arguments = call.arguments(function, trainer_state)
+                if is_async_callable(function):
+                    pending[agent, position] = function(**arguments)
+                else:
+                    verdicts[agent, position] = self._run(function, arguments, self.names[position], agent)
         if pending:
-            awaited = asyncio.run_coroutine_threadsafe(_gather(list(pending.values())), self._loop).result()
-            for position, result in zip(pending, awaited, strict=True):
-                verdicts[position] = result
-        table = [self._checked(name, agent, v, len(completions)) for name, v in zip(self.names, verdicts, strict=True)]
-        per_function = torch.tensor(table, dtype=torch.float32).T.reshape(len(completions), len(self.reward_funcs))
+            verdicts |= asyncio.run_coroutine_threadsafe(self._gather(pending), self._loop).result()
+        return {
+            agent: self._verdicts(call, [verdicts[agent, i] for i in range(len(self.names))])
+            for agent, call in calls.items()
+        }
+
+    def _run(self, function: Callable[..., Any], arguments: dict[str, Any], name: str, agent: str) -> Any:
+        """Calls a function that is not async, on a thread of its own if there is a time limit."""
+        if self.timeout is None:
+            return function(**arguments)
+        outcome: Future[Any] = Future()
+
+        def work():
+            try:
+                outcome.set_result(function(**arguments))
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        # A daemon: a function that never returns must not keep the program from ending.
+        threading.Thread(target=work, name=f"reward {name}", daemon=True).start()
+        try:
+            return outcome.result(self.timeout)
+        except FutureTimeout:
+            if outcome.done():
+                raise
+            raise self._too_slow(name, agent) from None
+
+    async def _gather(self, pending: Mapping[tuple[str, int], Any]) -> dict[tuple[str, int], Any]:
+        async def limited(key: tuple[str, int], awaitable: Any) -> Any:
+            task = asyncio.ensure_future(awaitable)
+            done, _ = await asyncio.wait([task], timeout=self.timeout)
+            if not done:
+                task.cancel()
+                raise self._too_slow(self.names[key[1]], key[0])
+            return task.result()
+
+        results = await asyncio.gather(*(limited(key, awaitable) for key, awaitable in pending.items()))
+        return dict(zip(pending, results, strict=True))
+
+    def _too_slow(self, name: str, agent: str) -> TimeoutError:
+        return TimeoutError(
+            f"The reward function '{name}' gave agent '{agent}' no rewards within reward_timeout={self.timeout:g} s."
+        )
+
+    def _verdicts(self, call: "_Call", given: Sequence[Any]) -> Verdicts:
+        count = len(call.columns["completions"])
+        table = [checked_rewards(name, call.agent, v, count) for name, v in zip(self.names, given, strict=True)]
+        per_function = torch.tensor(table, dtype=torch.float32).T.reshape(count, len(self.reward_funcs))
         total = (per_function * self.weights).nansum(dim=1)
-        total = torch.where(per_function.isnan().all(dim=1), torch.nan, total)
-        return Verdicts(total, per_function, dict(extra), dict(metrics))
-
-    def _checked(self, name: str, agent: str, verdicts: Any, expected: int) -> list[float]:
-        if verdicts is None:
-            raise TypeError(f"The reward function '{name}' returned None for agent '{agent}', not a list of rewards.")
-        verdicts = list(verdicts)
-        if len(verdicts) != expected:
+        if total.isinf().any():
             raise ValueError(
-                f"The reward function '{name}' returned {len(verdicts)} rewards for {expected} completions of agent "
-                f"'{agent}'. It must return one for each, None where it has no verdict."
+                f"The weighted rewards of agent '{call.agent}' exceed what a float32 holds. Lower reward_weights, or "
+                "the rewards themselves."
             )
-        numbers = [torch.nan if verdict is None else float(verdict) for verdict in verdicts]
-        if any(number in (float("inf"), float("-inf")) for number in numbers):
-            raise ValueError(f"The reward function '{name}' returned an infinite reward for agent '{agent}'.")
-        return numbers
+        no_verdict = per_function.isnan().all(dim=1)
+        if no_verdict.any() and call.agent not in self._warned:
+            self._warned.add(call.agent)
+            first = int(no_verdict.nonzero()[0])
+            logger.warning(
+                f"Agent '{call.agent}': every reward function returned None for {int(no_verdict.sum())} of {count} "
+                f"answers, which count nowhere. The first is {str(call.columns['completions'][first])[:80]!r} to the "
+                f"prompt {str(call.columns['prompts'][first])[:80]!r}. Further ones are counted in dropped/no_verdict."
+            )
+        total = torch.where(no_verdict, torch.nan, total)
+        return Verdicts(total, per_function, dict(call.extra), dict(call.metrics))
 
 
-async def _gather(coroutines):
-    return await asyncio.gather(*coroutines)
+@dataclass(frozen=True)
+class Answers:
+    """What one agent has answered, N answers.
+
+    Attributes:
+        examples: For each answer the row of the dataset that it answers.
+        texts: The answers.
+        completion_ids: The answers in the agent's tokens.
+    """
+
+    examples: Sequence[dict[str, Any]]
+    texts: Sequence[str]
+    completion_ids: Sequence[Sequence[int]]
+
+
+class _Call:
+    """The answers of one agent as reward functions get them, and what they log.
+
+    Every function gets lists of its own: one that changes a prompt or a column reaches nobody else.
+    """
+
+    def __init__(self, agent: str, columns: dict[str, list]):
+        self.agent, self.columns = agent, columns
+        self.extra: dict[str, list] = defaultdict(list)
+        self.metrics: dict[str, list[float]] = defaultdict(list)
+
+    def arguments(self, function: Callable[..., Any], trainer_state: Any) -> dict[str, Any]:
+        return {
+            **{name: _own_list(values) for name, values in self.columns.items()},
+            "trainer_state": trainer_state,
+            "log_extra": lambda column, values: self.extra[column].extend(values),
+            "log_metric": lambda name, value: self.metrics[name].append(float(value)),
+            **({"agent": self.agent} if _takes_agent(function) else {}),
+        }
+
+
+def _own_list(values: Sequence[Any]) -> list[Any]:
+    immutable = all(value is None or isinstance(value, (str, int, float)) for value in values)
+    return list(values) if immutable else copy.deepcopy(list(values))
+
+
+def checked_rewards(name: str, agent: str, rewards: Any, expected: int) -> list[float]:
+    """What a reward function returned, as numbers; NaN for no verdict.
+
+    Raises:
+        TypeError: if it is no list of numbers and None, naming function, agent and what it is instead.
+        ValueError: if there are too few or too many, or one is beyond what a float32 holds.
+    """
+    whose = f"The reward function '{name}' returned for agent '{agent}'"
+    wanted = f"a list of {expected} numbers, None where there is no verdict"
+    if inspect.isawaitable(rewards):
+        if inspect.iscoroutine(rewards):
+            rewards.close()
+        raise TypeError(f"{whose} a coroutine that nothing awaits, not {wanted}. Declare the function `async def`.")
+    if isinstance(rewards, (str, bytes, Mapping, set)) or not isinstance(rewards, Iterable):
+        raise TypeError(f"{whose} {_kind(rewards)}, not {wanted}.")
+    if getattr(rewards, "ndim", 1) != 1:
+        raise TypeError(f"{whose} {_kind(rewards)} of {rewards.ndim} dimensions, not {wanted}.")
+    rewards = list(rewards)
+    if len(rewards) != expected:
+        raise ValueError(
+            f"The reward function '{name}' returned {len(rewards)} rewards for {expected} completions of agent "
+            f"'{agent}'. It must return one for each, None where it has no verdict."
+        )
+    numbers = []
+    for position, reward in enumerate(rewards):
+        is_number = isinstance(reward, numbers_abc.Number) or getattr(reward, "ndim", None) == 0
+        if reward is not None and (not is_number or isinstance(reward, complex)):
+            raise TypeError(f"{whose} {_kind(reward)} as number {position} of its rewards, not {wanted}.")
+        numbers.append(torch.nan if reward is None else float(reward))
+        if abs(numbers[-1]) > torch.finfo(torch.float32).max:
+            what = "an infinite reward" if math.isinf(numbers[-1]) else f"{numbers[-1]:g}, which no float32 holds,"
+            raise ValueError(f"The reward function '{name}' returned {what} for agent '{agent}'. Scale its rewards.")
+    return numbers
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__} ({str(value)[:60]!r})"
 
 
 def _takes_agent(function: RewardFunction) -> bool:

@@ -26,7 +26,8 @@ class Rollout:
         text: The answer as text: the ids without their final stop token and without special tokens.
         decodable: False when the text does not stand for the ids: it holds a replacement character where a multi-byte
             character was cut, or some ids lie beyond the tokenizer.
-        finish_reason: `"stop"` when the source ended the answer itself, `"length"` when it was cut.
+        finish_reason: `"stop"` when the source ended the answer by a stop token, `"stop_string"` when it came to a
+            stop string, `"length"` when it was cut.
         logprob_sum: log π_old(y) of the source in nats, at its sampling temperature, over `completion_ids`.
         reward: The verdict, or None when no reward function gave one.
         policy_version: Optimizer updates the source had had when it sampled.
@@ -38,7 +39,7 @@ class Rollout:
     completion_ids: tuple[int, ...]
     text: str
     decodable: bool
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "stop_string", "length"]
     logprob_sum: float
     reward: float | None
     policy_version: int

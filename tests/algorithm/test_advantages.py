@@ -199,7 +199,7 @@ def by_loops(group, learner, ratios):
     if not raw or max(raw) == min(raw):
         return [[0.0 for _ in agent] for agent in group]
     baseline = sum(scaled) / len(scaled)
-    if baseline > max(raw):
+    if baseline > max(raw) or baseline < min(raw):
         baseline = sum(own) / len(own)
     mean = sum(raw) / len(raw)
     std = math.sqrt(sum((r - mean) ** 2 for r in raw) / (len(raw) - 1))

@@ -57,7 +57,9 @@ def generate(agent, seed=1, prompts=PROMPTS, num_generations=4):
     ],
 )
 def test_completion_of(ids, stops, completion):
-    assert completion_of(ids, stops) == completion
+    agent = tiny_agent("agent", tokenizer())
+    agent.stop_token_ids = stops
+    assert completion_of(agent, ids) == completion
 
 
 # ---- what is sampled ------------------------------------------------------------------------------------------------
@@ -117,13 +119,13 @@ def test_a_models_own_generation_config_does_not_influence_sampling(settings):
     expected = by_hand(policy, 5, 1.0, [END])
     for key, value in settings.items():
         setattr(policy.generation_config, key, value)
-    before = copy.deepcopy(policy.generation_config)
     agent = agent_of(policy=policy)
+    before = copy.deepcopy(policy.generation_config)
     assert generate(agent, seed=5) == expected
-    # It is still there, for the checkpoint.
+    # It is still there, for the checkpoint; how answers end and are padded is training's.
     assert policy.generation_config == before
     for key, value in settings.items():
-        assert getattr(policy.generation_config, key) == value
+        assert getattr(policy.generation_config, key) == (PAD if key == "pad_token_id" else value)
 
 
 def test_but_its_stop_tokens_end_an_answer():

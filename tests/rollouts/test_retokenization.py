@@ -45,7 +45,7 @@ def agents(policies):
 
 def sampled(agent, ids):
     """A rollout as the trainer makes it from sampled ids."""
-    completion = completion_of(ids, agent.stop_token_ids)
+    completion = completion_of(agent, ids)
     text, decodable = agent.decode(completion.ids)
     return Rollout(agent.name, "prompt", 0, completion.ids, text, decodable, completion.finish_reason, -1.0, 1.0, 0)
 

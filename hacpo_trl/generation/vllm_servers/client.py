@@ -404,7 +404,8 @@ class ServerClient(VLLMClient):
             self.session.limit = QUICK
         completions = output["completion_ids"]
         for ids in completions:
-            if len(ids) < agent.max_completion_length and ids[-1:] and ids[-1] not in agent.stop_token_ids:
+            whole = len(ids) == agent.max_completion_length or (ids[-1:] and ids[-1] in agent.stop_token_ids)
+            if ids and not whole and agent.end_of_stop_string(ids) is None:
                 raise VLLMServerError(
                     f"{self}: it broke an answer off after {len(ids)} tokens, before a stop token and before "
                     f"max_completion_length={agent.max_completion_length}."

@@ -138,8 +138,8 @@ class VLLMServerGeneration:
         def ask(name: str) -> list[Completion]:
             request = requests[name]
             ids, logprobs = self.clients[name].answer(request.prompt_ids, request.num_generations, self._pushed)
-            stop = self.agents[name].stop_token_ids
-            return [completion_of(of_answer, stop, logps) for of_answer, logps in zip(ids, logprobs, strict=True)]
+            agent = self.agents[name]
+            return [completion_of(agent, of_answer, logps) for of_answer, logps in zip(ids, logprobs, strict=True)]
 
         answers, failures = {}, {}
         with ThreadPoolExecutor(len(self.clients)) as pool:

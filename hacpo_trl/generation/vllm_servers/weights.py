@@ -63,4 +63,4 @@ def save_adapter(accelerator: Accelerator, policy: "PeftModel", folder: Path):
     with DistributedBackend(accelerator).gather_params([parameter for _, parameter in trained]):
         state_dict = {name: _whole(parameter).cpu() for name, parameter in trained}
     if accelerator.is_main_process:
-        policy.save_pretrained(folder, state_dict=state_dict)
+        policy.save_pretrained(folder, state_dict=state_dict, selected_adapters=[policy.active_adapter])
