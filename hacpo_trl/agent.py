@@ -21,6 +21,7 @@ from trl.data_utils import is_conversational
 from .config import AgentConfig, HACPOConfig
 from .files import AGENT_SETTINGS
 from .options.generation import stop_strings_of
+from .options.secrets import without_secrets
 from .rollouts.retokenization import decode_completion, retokenize
 from .rollouts.rollout import LearnerView, Prompt, Rollout
 
@@ -329,7 +330,7 @@ class Agent:
         if self.config.chat_template is not None:
             tokenizer.chat_template = self.chat_template
         tokenizer.save_pretrained(folder)
-        settings = {"chat_template_kwargs": self.chat_template_kwargs}
+        settings = without_secrets({"chat_template_kwargs": self.chat_template_kwargs})
         (folder / AGENT_SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
 
     def sampling_seed(self, mode: str, step: int, process: int) -> int:

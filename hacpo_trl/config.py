@@ -346,6 +346,11 @@ class HACPOConfig(TrainingArguments):
         return {**super().to_dict(), "agents": agents}
 
     @property
+    def order_seed(self) -> int:
+        """Seed of the prompts' order: `data_seed`, or else `seed`."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+    @property
     def rule(self) -> SharingRule:
         """The algorithm with its settings: what a learner makes of its peers' rollouts."""
         return RULES[self.algorithm].from_settings(self)

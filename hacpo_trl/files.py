@@ -10,12 +10,14 @@ output_dir/
     ├── LAUNCH_STATE        how the run was launched
     ├── RUN_STATE           what the run knows beside weights and optimizers
     ├── PROCESS_STATE       for each process what it still has to train on
-    └── trainer_state.json, rng_state.pth, training_args.bin
+        ├── SETTINGS            the run's settings, without tokens
+        └── trainer_state.json, rng_state.pth
 """
 
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 
+SETTINGS = "training_args.json"
 LAUNCH_STATE = "launch.json"
 RUN_STATE = "hacpo_state.json"
 PROCESS_STATE = "hacpo_process_{}.pt"

@@ -18,6 +18,7 @@ from trl.trainer.utils import create_model_from_path
 
 from .agent import REFERENCE_ADAPTER, Agent
 from .config import AgentConfig, HACPOConfig
+from .options.agent import parse_agents
 
 
 logger = logging.getLogger(__name__)
@@ -231,7 +232,8 @@ def build_agents(
                 f"{argument} must be a mapping with an entry for each agent, such as {{'qwen': ...}}, not a "
                 f"{type(given).__name__}."
             )
-    configs = {c.name: c for c in args.agents} if args.agents is not None else {n: AgentConfig(n) for n in models}
+    named = args.agents if args.agents is not None else parse_agents([{"name": name} for name in models])
+    configs = {config.name: config for config in named}
     if models is not None and set(models) != set(configs):
         raise ValueError(
             f"models has the agents {sorted(models)}, but args.agents {sorted(configs)}. They must match."

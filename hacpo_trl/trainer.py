@@ -170,7 +170,7 @@ class HACPOTrainer(StepCheckpoints):
             repeats=self.micro_batches_per_step,
             prompts_per_update=prompts_per_update(self.plan, self.args.num_generations, self.args.minibatch_order),
             num_processes=self.accelerator.num_processes,
-            seed=self.args.seed if self.args.shuffle_dataset else None,
+            seed=self.args.order_seed if self.args.shuffle_dataset else None,
             epoch=lambda: int(self.state.epoch or 0),
         )
 

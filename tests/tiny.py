@@ -122,14 +122,16 @@ def trainer(
     output_dir, names=("qwen", "llama"), prompts: Dataset | int = 8, generation="scripted", models=None, **kwargs
 ):
     """A trainer over tiny agents; `kwargs` go to HACPOConfig, but for what HACPOTrainer takes itself."""
-    own = {k: kwargs.pop(k) for k in ("eval_dataset", "peft_configs", "callbacks") if k in kwargs}
+    own = {
+        k: kwargs.pop(k) for k in ("eval_dataset", "peft_configs", "callbacks", "processing_classes") if k in kwargs
+    }
+    own.setdefault("processing_classes", {name: tokenizer(name) for name in names})
     reward_funcs = kwargs.pop("reward_funcs", partial_reward)
     return HACPOTrainer(
         {name: policy(name) for name in names} if models is None else models,
         reward_funcs,
         config(output_dir, **kwargs),
         conv_dataset("train", prompts) if isinstance(prompts, int) else prompts,
-        processing_classes={name: tokenizer(name) for name in names},
         generation_backend=ScriptedGeneration(names) if generation == "scripted" else generation,
         **own,
     )

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from accelerate.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import logging
 
-from ..files import LAUNCH_STATE
+from ..files import LAUNCH_STATE, SETTINGS
+from ..options.secrets import settings_without_secrets
 from .hub import HubUploads
 
 
@@ -68,7 +69,8 @@ class Checkpoints(HubUploads):
                 agent.save_tokenizer(folder)
                 self.save_model_card(agent, folder)
         if self.args.should_save:
-            torch.save(self.args, output_dir / TRAINING_ARGS_NAME)
+            settings = settings_without_secrets(self.args)
+            (output_dir / SETTINGS).write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -104,7 +106,14 @@ class Checkpoints(HubUploads):
                     f"The checkpoint {checkpoint} has no agent '{name}'. It holds: "
                     f"{sorted(entry.name for entry in os.scandir(checkpoint) if entry.is_dir())}."
                 )
-        saved = json.loads((Path(checkpoint) / LAUNCH_STATE).read_text())
+        launch = Path(checkpoint) / LAUNCH_STATE
+        if not launch.is_file():
+            raise ValueError(
+                f"The checkpoint {checkpoint} was saved with save_only_model=True: the optimizers, schedules and the "
+                "state of the run are missing, so it cannot be continued. Start a new run from the policies: each "
+                "agent's folder in the checkpoint is a model_name_or_path."
+            )
+        saved = json.loads(launch.read_text())
         processes = self.accelerator.num_processes
         # DeepSpeed cuts optimizer states for one number of processes. Torch's distributed checkpoint, of FSDP2, is cut
         # anew when it is read, and under DDP nothing is cut.
@@ -119,11 +128,14 @@ class Checkpoints(HubUploads):
         return saved
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
-        """Loads every agent's weights from its folder."""
+        """Loads every agent's weights, to continue the run."""
         self.check_checkpoint(resume_from_checkpoint)
+        self._load_policies(resume_from_checkpoint)
+
+    def _load_policies(self, checkpoint: str):
         self._weight_loads += 1
         for name, policy in self.model.policies.items():
-            folder = Path(resume_from_checkpoint) / name
+            folder = Path(checkpoint) / name
             if self.agents[name].is_adapter:
                 check_adapter(name, policy, folder)
             self._loading = name
@@ -161,6 +173,7 @@ class Checkpoints(HubUploads):
     def _load_best_model(self):
         logger.info(f"Loading the best checkpoint, {self.state.best_model_checkpoint} ({self.state.best_metric}).")
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            # Sharded weights are read from the shards that resuming needs, which save_only_model does not write.
             self._load_optimizer_and_scheduler(self.state.best_model_checkpoint)
         else:
-            self._load_from_checkpoint(self.state.best_model_checkpoint)
+            self._load_policies(self.state.best_model_checkpoint)

@@ -75,6 +75,11 @@ class MultiPolicyTrainer(Checkpoints):
             raise NotImplementedError(
                 "FSDP version 1 is not supported. Set fsdp_version: 2, as in configs/accelerate/fsdp2.yaml."
             )
+        if self.args.load_best_model_at_end and self.args.save_only_model and self.backend != "DDP":
+            raise ValueError(
+                f"load_best_model_at_end needs the shards that a checkpoint has under {self.backend}, which "
+                "save_only_model=True leaves out. Set one of them to False."
+            )
         if self.args.n_gpu > 1:
             raise ValueError(
                 "Several GPUs are visible to one process, which Trainer would serve by nn.DataParallel. Use "

@@ -20,7 +20,10 @@ class PolicyPool(nn.Module):
 
     def __init__(self, policies: Mapping[str, nn.Module]):
         super().__init__()
-        self.policies = nn.ModuleDict(policies)
+        self.policies = dict(policies)
+        for name, policy in self.policies.items():
+            # An agent may have the name of one of a module's attributes, such as "type".
+            self.add_module(f"policy {name}", policy)
         self.wrapped: dict[str, nn.Module] = {}
 
     def forward(self, *args, **kwargs):

@@ -1,19 +1,35 @@
 """Checkpoints that may lie within a step: they hold the rest of the step's rows, and what the run has measured."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from ..algorithm.alignment import Alignment
 from ..algorithm.capability import CapabilityWindow
 from ..files import PROCESS_STATE, RUN_STATE
+from ..options.secrets import settings_without_secrets
 from ..options.step import StepPlan
 from ..reporting.metrics import Metrics
 from ..rollouts.rows import LearnerRow
 from .multi_policy import MultiPolicyTrainer
+
+
+logger = logging.get_logger(__name__)
+
+# Settings that torch's optimizers and schedules save and load with their states: new values take no effect.
+IN_THE_OPTIMIZER = {"learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"}
+# Settings that a continued run has of its own: where it writes, how it shows itself, and what depends on the launch.
+MAY_DIFFER = {
+    *("output_dir", "logging_dir", "run_name", "report_to", "disable_tqdm", "log_level", "log_level_replica"),
+    *("local_rank", "deepspeed", "fsdp", "ddp_backend", "use_cpu", "resume_from_checkpoint", "push_to_hub"),
+    # Their product with the number of processes is compared: rollouts of an update.
+    *("per_device_train_batch_size", "gradient_accumulation_steps"),
+}
 
 
 class StepCheckpoints(MultiPolicyTrainer):
@@ -48,16 +64,56 @@ class StepCheckpoints(MultiPolicyTrainer):
                 "token_totals": self.token_totals,
                 "updates_per_step": self.plan.updates,
                 "updates_into_step": self.state.global_step % self.plan.updates,
+                "shape_of_step": self._shape_of_step(),
+                "settings": settings_without_secrets(self.args),
             }
             (folder / RUN_STATE).write_text(json.dumps(state, indent=2))
         rows = None if self._rows is None else {name: [asdict(r) for r in rows] for name, rows in self._rows.items()}
         state = {"rows": rows, "metrics": self.metrics.state(), "alignment": self.alignment.state()}
         torch.save(state, folder / PROCESS_STATE.format(self.accelerator.process_index))
 
+    def _shape_of_step(self) -> dict[str, Any]:
+        """What the rows of a step that is under way were made and cut by."""
+        args, plan = self.args, self.plan
+        return {
+            "prompts_per_step": plan.prompts,
+            "num_generations": args.num_generations,
+            "rollouts_per_update": plan.rows_per_update,
+            "algorithm": args.algorithm,
+            "minibatch_order": args.minibatch_order,
+            "agents": sorted(self.agents),
+        }
+
+    def _say_what_changed(self, before: Mapping[str, Any]):
+        """Warns of settings that are others than in the run that is continued, and of those that take no effect."""
+        now = settings_without_secrets(self.args)
+        changed = {
+            key: (before[key], now[key])
+            for key in before
+            if key in now and key not in MAY_DIFFER and before[key] != now[key]
+        }
+        if not changed:
+            return
+        listed = ", ".join(f"{key} {was!r} -> {is_now!r}" for key, (was, is_now) in sorted(changed.items()))
+        idle = sorted(changed.keys() & IN_THE_OPTIMIZER)
+        logger.warning(
+            f"The run is continued with other settings: {listed}."
+            + (f" Without effect: {', '.join(idle)}, which are in the optimizers' saved states." if idle else "")
+        )
+
     def check_checkpoint(self, checkpoint: str) -> dict[str, Any]:
         saved = super().check_checkpoint(checkpoint)
         step = json.loads((Path(checkpoint) / RUN_STATE).read_text())
         processes = self.accelerator.num_processes
+        shape = self._shape_of_step()
+        changed = {key: (value, shape[key]) for key, value in step["shape_of_step"].items() if value != shape[key]}
+        if step["updates_into_step"] and changed:
+            listed = ", ".join(f"{key} {was} there, {now} here" for key, (was, now) in changed.items())
+            raise ValueError(
+                f"The checkpoint {checkpoint} lies {step['updates_into_step']} updates into a step of "
+                f"{step['updates_per_step']}, whose rows are in it; this run would cut them otherwise: {listed}. "
+                "Resume with the settings of that run, or from a checkpoint between steps."
+            )
         if step["updates_per_step"] != self.plan.updates:
             raise ValueError(
                 f"The checkpoint {checkpoint} counts {step['updates_per_step']} updates a step; this run has "
@@ -81,6 +137,7 @@ class StepCheckpoints(MultiPolicyTrainer):
         state = json.loads((Path(checkpoint) / RUN_STATE).read_text())
         self.capability.load_state_dict(state["capability_window"])
         self.token_totals.update(state["token_totals"])
+        self._say_what_changed(state["settings"])
         if self.check_checkpoint(checkpoint)["num_processes"] != self.accelerator.num_processes:
             # Between steps: no rows are left to train on, and what was measured since the last log is gone.
             return

@@ -10,6 +10,10 @@ from .names import unknown_name
 
 # Agents' names are folder names (checkpoint-10/qwen), module names and metric prefixes (qwen/reward).
 AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+# Folders and prefixes that a run has for other things, without regard to case: some file systems have none.
+RESERVED_NAMES = re.compile(
+    r"checkpoint-\d+|completions|runs|vllm_adapters|wandb|trackio|eval|train|test", re.IGNORECASE
+)
 
 # Of an agent's settings those that are numbers: YAML reads 1e-6 (no dot) as text.
 AGENT_NUMBERS = (
@@ -100,6 +104,10 @@ class AgentConfig:
                 f"Agent name {self.name!r} will not do: it names a folder and prefixes metrics. Use letters, digits, "
                 "'-' and '_', beginning with a letter or digit."
             )
+        if RESERVED_NAMES.fullmatch(self.name):
+            raise ValueError(
+                f"Agent name {self.name!r} is taken: a run has a folder or metrics of that name. Choose another."
+            )
         for key in AGENT_NUMBERS:
             value = getattr(self, key)
             if value is not None:
@@ -140,6 +148,6 @@ def parse_agents(agents: Any) -> list[AgentConfig] | None:
         raise ValueError(f"`agents` must be a list of at least one agent, not {agents!r}.")
     agents = [AgentConfig.from_dict(agent) for agent in agents]
     names = [agent.name for agent in agents]
-    if len(set(names)) < len(names):
-        raise ValueError(f"Two agents share a name: {names}. Names must differ.")
+    if len({name.casefold() for name in names}) < len(names):
+        raise ValueError(f"Two agents share a name: {names}. Names must differ, also without regard to case.")
     return agents

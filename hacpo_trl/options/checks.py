@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..algorithm.sharing import RULES
 from .generation import check_generation_kwargs
+from .training_arguments import check_training_arguments
 
 
 def _readers(option: str) -> tuple[str, ...]:
@@ -25,6 +26,7 @@ def check_settings(args: Any):
     Args:
         args: A `HACPOConfig`.
     """
+    check_training_arguments(args)
     _check_choices(args)
     _check_numbers(args)
     _check_unused_options(args)
@@ -101,5 +103,7 @@ def _check_unused_options(args: Any):
             "ratio_normalization has no effect with naive_old_logprobs='learner', where both sums run over the "
             "learner's tokens. Leave it out."
         )
+    if args.data_seed is not None and not args.shuffle_dataset:
+        raise ValueError("data_seed has no effect with shuffle_dataset=False. Leave it out.")
     if args.num_completions_to_print is not None and not args.log_completions:
         raise ValueError("num_completions_to_print has no effect without log_completions=True.")

@@ -4,14 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import torch
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..config import HACPOConfig
-from ..files import RUN_STATE
+from ..files import RUN_STATE, SETTINGS
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Run:
 
     folder: Path
     agents: tuple[str, ...]
-    args: HACPOConfig
+    args: SimpleNamespace
     updates_per_step: int | None
     log: Sequence[Mapping[str, Any]]
 
@@ -71,9 +70,10 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"{newest} has no log of any agent yet.")
     states = [f / RUN_STATE for f in folders if (f / RUN_STATE).is_file()]
     updates = json.loads(states[0].read_text(encoding="utf-8"))["updates_per_step"] if states else None
-    # The trainer's own file, of a run of one's own: settings as Python objects.
-    args = torch.load(newest / TRAINING_ARGS_NAME, weights_only=False)
-    return Run(folder, agents, args, updates, log)
+    path = newest / SETTINGS
+    if not path.is_file():
+        raise ValueError(f"{newest} has no {SETTINGS}, in which the trainer writes a run's settings.")
+    return Run(folder, agents, SimpleNamespace(**json.loads(path.read_text(encoding="utf-8"))), updates, log)
 
 
 @dataclass(frozen=True)
