@@ -34,7 +34,7 @@ from .backends.scorer import Scorer
 from .backends.step_checkpoints import StepCheckpoints
 from .config import HACPOConfig
 from .evaluation.benchmarks import filter_long_prompts
-from .evaluation.during_training import evaluate_agents
+from .evaluation.during_training import evaluate_agents, named_dataset, usable_prompts
 from .generation.backend import Completion, GenerationBackend, log_completions, requests_for
 from .generation.choice import generation_backend as chosen_backend
 from .learner import learner_advantages, learner_objective, log_objective, log_sampler_difference, update_capability
@@ -105,10 +105,7 @@ class HACPOTrainer(StepCheckpoints):
         agents = build_agents(models, args, processing_classes or {}, peft_configs or {})
         if train_dataset is not None:
             train_dataset = filter_long_prompts(train_dataset, agents, "train_dataset")
-        if isinstance(eval_dataset, Mapping):
-            eval_dataset = {n: filter_long_prompts(d, agents, f"eval_dataset['{n}']") for n, d in eval_dataset.items()}
-        elif eval_dataset is not None:
-            eval_dataset = filter_long_prompts(eval_dataset, agents, "eval_dataset")
+        eval_dataset = usable_prompts(eval_dataset, agents)
         self.plan = args.step_plan(len(agents))
         if train_dataset is not None and len(train_dataset) < self.plan.prompts:
             raise ValueError(
@@ -424,7 +421,7 @@ class HACPOTrainer(StepCheckpoints):
         """Every agent's mean reward on held-out prompts, `num_generations_eval` sampled answers to each.
 
         Args:
-            eval_dataset: A dataset or a dict of datasets; the trainer's own if None.
+            eval_dataset: A dataset or a dict of datasets; the trainer's own if None, or the one of this name.
             ignore_keys: Unused; Trainer passes it.
             metric_key_prefix: Prefix of all metrics.
 
@@ -432,9 +429,11 @@ class HACPOTrainer(StepCheckpoints):
             `eval_<agent>/reward` (avg@k) and its parts, `eval_<agent>/best@k` for k > 1 samples, both for each
             `<source>` too if the dataset has a column `source`, and `eval_reward`, the mean over agents.
         """
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if dataset is None:
-            raise ValueError("evaluate() needs an eval_dataset.")
+        if eval_dataset is None or isinstance(eval_dataset, str):
+            dataset, metric_key_prefix = named_dataset(self.eval_dataset, eval_dataset, metric_key_prefix)
+        else:
+            check_datasets(None, eval_dataset)
+            dataset = usable_prompts(eval_dataset, self.agents)
         if isinstance(dataset, Mapping):
             metrics = {}
             for name, part in dataset.items():

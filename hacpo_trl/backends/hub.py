@@ -35,15 +35,39 @@ class HubUploads(Trainer):
         run = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
         return self.agents[name].config.hub_model_id or f"{run}-{name}"
 
-    def save_model_card(self, agent: Agent, folder: Path):
-        """Writes the README.md of one agent's folder."""
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ):
+        """Writes every agent's model card into its folder in `output_dir`.
+
+        Args:
+            model_name: Of the run; each agent's has its own name behind it. Default: of its repository.
+            dataset_name: What it was trained on.
+            tags: Further tags.
+        """
+        if self.is_world_process_zero():
+            for name, agent in self.agents.items():
+                folder = Path(self.args.output_dir) / name
+                folder.mkdir(parents=True, exist_ok=True)
+                self.save_model_card(agent, folder, model_name and f"{model_name}-{name}", dataset_name, tags)
+
+    def save_model_card(
+        self,
+        agent: Agent,
+        folder: Path,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | list[str] | None = None,
+    ):
+        """Writes the README.md of one agent's folder; see `create_model_card`."""
+        further = [tags] if isinstance(tags, str) else list(tags or ())
         base = get_config_model_id(agent.policy.config)
         generate_model_card(
             base_model=base if base and not os.path.isdir(base) else None,
-            model_name=self.repository(agent.name).split("/")[-1],
+            model_name=model_name or self.repository(agent.name).split("/")[-1],
             hub_model_id=self.repository(agent.name),
-            dataset_name=None,
-            tags=["trl", "hacpo", *(["trackio"] if "trackio" in self.args.report_to else [])],
+            dataset_name=dataset_name,
+            tags=["trl", "hacpo", *(["trackio"] if "trackio" in self.args.report_to else []), *further],
             wandb_url=None,
             trackio_url=None,
             trainer_name="HACPO",

@@ -86,6 +86,17 @@ class MultiPolicyTrainer(Checkpoints):
                 "`accelerate launch`, or make one GPU visible with CUDA_VISIBLE_DEVICES."
             )
 
+    def train(self, *args, **kwargs):
+        if self.train_dataset is None:
+            raise ValueError("train() needs a train_dataset; this trainer was made without one, to evaluate or save.")
+        return super().train(*args, **kwargs)
+
+    def predict(self, *args, **kwargs):
+        raise NotImplementedError(
+            "predict() has no meaning for several language models. evaluate() samples their answers and scores them; "
+            "`hacpo evaluate` keeps every answer."
+        )
+
     @property
     def backend(self) -> str:
         """How policies and optimizer states are dealt to processes. Under DDP, and on one process, each has all."""

@@ -14,6 +14,28 @@ from ..config import HACPOConfig
 from ..generation.backend import GenerationBackend, log_completions, requests_for
 from ..reporting.metrics import Metrics
 from ..rewards.verification import Answers, Verifier, log_evaluation, log_verdicts
+from .benchmarks import filter_long_prompts
+
+
+def usable_prompts(
+    dataset: Dataset | Mapping[str, Dataset] | None, agents: Mapping[str, Agent]
+) -> Dataset | dict[str, Dataset] | None:
+    """A dataset for evaluation, or each of several, without the prompts that are too long for one of the agents."""
+    if isinstance(dataset, Mapping):
+        return {name: filter_long_prompts(part, agents, f"eval_dataset['{name}']") for name, part in dataset.items()}
+    return None if dataset is None else filter_long_prompts(dataset, agents, "eval_dataset")
+
+
+def named_dataset(own: Any, name: str | None, prefix: str) -> tuple[Any, str]:
+    """The trainer's `eval_dataset`, or that of its datasets which has a name; and the prefix of its metrics."""
+    if own is None:
+        raise ValueError("evaluate() needs an eval_dataset.")
+    if name is None:
+        return own, prefix
+    if not isinstance(own, Mapping) or name not in own:
+        there = f"has {sorted(own)}" if isinstance(own, Mapping) else "is one dataset without a name"
+        raise ValueError(f"evaluate({name!r}): eval_dataset {there}.")
+    return own[name], f"{prefix}_{name}"
 
 
 @torch.no_grad()
