@@ -1,8 +1,8 @@
 """Evaluates models, or every agent of a training run, on benchmarks.
 
-    python -m hacpo_trl.evaluate --run outputs/qwen3_4b_llama3_2_3b --benchmarks aime25 amc23 math500
-    python -m hacpo_trl.evaluate --models Qwen/Qwen3-4B-Base outputs/duo/qwen --benchmarks problems.jsonl --limit 50
-    python -m hacpo_trl.evaluate --models embedded:qwen3 embedded:llama --benchmarks conv
+    hacpo evaluate --run outputs/qwen3_4b_llama3_2_3b --benchmarks aime25 amc23 math500
+    hacpo evaluate --models Qwen/Qwen3-4B-Base outputs/duo/qwen --benchmarks problems.jsonl --limit 50
+    hacpo evaluate --models embedded:qwen3 embedded:llama --benchmarks conv
 
 The default metrics are the paper's, best@30 on AIME 2025 and avg@1 elsewhere, with answers of up to 8192 and 4096
 tokens at temperature 1. (`examples/reproduce.py` evaluates as the paper does, as far as that is known.)
@@ -15,106 +15,21 @@ continues an evaluation that was broken off, and ends with the same results.
 """
 
 import argparse
-import gc
 import json
-import logging
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import torch
-import transformers
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from ..evaluation.benchmarks import BENCHMARKS, filter_long_prompts
-from ..evaluation.jobs import Job
+from ..evaluation.benchmark_table import BENCHMARKS, CONV, PAPER_BENCHMARKS
 from ..evaluation.metrics import Metric
-from ..evaluation.models import Model, describe, find_models, load_backend, make_agent
-from ..evaluation.report import Report
-from ..evaluation.tasks import CONV, Task, load_task
-from ..version import __version__
+from .errors import CommandParser, user_errors
 
 
-PAPER_BENCHMARKS = ["math_test", "math500", "gsm8k_test", "aime25", "amc23", "minerva", "olympiad"]
 # vLLM schedules requests itself and wants many at once; `generate` pads a batch to its longest prompt.
 DEFAULT_BATCH_SIZE = {"transformers": 32, "vllm": 1024}
 
 
-def make_jobs(models: Sequence[Model], tasks: Sequence[Task], args: argparse.Namespace) -> list[Job]:
-    """Every model on every task, on the same problems; what cannot work fails here, before any weights are loaded."""
-    described = {model.label: describe(model, args) for model in models}
-    jobs = []
-    for task in tasks:
-        agents = {model.label: make_agent(model, *described[model.label], task, args) for model in models}
-        problems = filter_long_prompts(task.problems, agents, task.name)
-        fitting = replace(task, problems=problems)
-        for model in models:
-            folder = args.output_dir / "completions" / model.slug / task.name
-            job = Job(model, fitting, agents[model.label], folder, args.batch_size, args.seed)
-            job.open(
-                {
-                    "model": model.label,
-                    "backend": args.backend,
-                    "dtype": args.dtype,
-                    "temperature": args.temperature,
-                    "top_p": args.top_p,
-                    "top_k": args.top_k,
-                    "chat_template": agents[model.label].chat_template,
-                    "chat_template_kwargs": agents[model.label].chat_template_kwargs,
-                }
-            )
-            jobs.append(job)
-    return jobs
-
-
-def run_jobs(jobs: Sequence[Job], args: argparse.Namespace, console: Console):
-    """Samples what is missing, model by model."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("answers"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    todo = sum(len(samples) for job in jobs for samples in job.missing().values())
-    total = sum(map(len, jobs))
-    if todo < total:
-        console.print(f"Continuing: {total - todo} of {total} answers are there.", highlight=False)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("evaluating", total=total, completed=total - todo)
-        for label in dict.fromkeys(job.model.label for job in jobs):
-            of_model = [job for job in jobs if job.model.label == label]
-            if not any(job.missing() for job in of_model):
-                continue
-            lengths = [
-                max(map(len, job.agent.render(job.task.problems["prompt"]))) + job.task.max_completion_length
-                for job in of_model
-            ]
-            backend_for = load_backend(of_model[0].model, args, max(lengths))
-            for job in of_model:
-                progress.update(bar, description=f"{label} on {job.task.title}")
-                start, missing = time.monotonic(), job.missing()
-                backend = backend_for(job.agent)
-                for path, samples in missing.items():
-                    job.run(path, samples, backend)
-                    progress.advance(bar, len(samples))
-                if missing:
-                    answers, seconds = sum(map(len, missing.values())), time.monotonic() - start
-                    line = f"{label} on {job.task.title}: {answers} answers in {seconds:.0f} s"
-                    console.print(line, highlight=False, soft_wrap=True)
-            del backend_for, backend
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-
-
-# ---- the command ---------------------------------------------------------------------------------------------------
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m hacpo_trl.evaluate", description=__doc__.split("\n")[0])
+    parser = CommandParser(prog="hacpo evaluate", description=__doc__.split("\n")[0])
     what = parser.add_argument_group("what")
     what.add_argument("--models", nargs="+", default=[], metavar="MODEL", help="ids, folders, or embedded:NAME")
     what.add_argument(
@@ -154,8 +69,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--temperature must not be negative, but is {args.temperature}.")
     if args.batch_size is None:
         args.batch_size = DEFAULT_BATCH_SIZE[args.backend]
-    if args.dtype is None:
-        args.dtype = "bfloat16" if torch.accelerator.is_available() else "float32"
     return args
 
 
@@ -165,40 +78,22 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def evaluate(args: argparse.Namespace, console: Console) -> Report:
-    """Runs an evaluation and saves its report."""
-    models = find_models(args.models, args.run, console)
-    tasks = [load_task(name, args) for name in args.benchmarks]
-    names = [task.name for task in tasks]
-    if len(set(names)) < len(names):
-        raise ValueError(f"Two benchmarks share a name: {names}. Rename the file, or evaluate them in two calls.")
-    jobs = make_jobs(models, tasks, args)
-    run_jobs(jobs, args, console)
-    report = Report(
-        outcomes=[job.outcome() for job in jobs],
-        settings={
-            "temperature": args.temperature,
-            "top_p": args.top_p,
-            "top_k": args.top_k,
-            "seed": args.seed,
-            "dtype": args.dtype,
-            "backend": args.backend,
-            "limit": args.limit,
-            "hacpo_trl": __version__,
-            "transformers": transformers.__version__,
-        },
-    )
-    report.save(args.output_dir)
-    return report
-
-
 def main(argv: Sequence[str] | None = None):
+    args = parse_args(argv)
+    import logging
+
+    import transformers
+    from rich.console import Console
+
+    from ..evaluation.run import evaluate, prepare
+
     console = Console()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     transformers.utils.logging.disable_progress_bar()
-    args = parse_args(argv)
     try:
-        report = evaluate(args, console)
+        with user_errors():
+            jobs = prepare(args, console)
+        report = evaluate(jobs, args, console)
     except KeyboardInterrupt:
         console.print("Broken off. The same command continues.")
         raise SystemExit(130) from None

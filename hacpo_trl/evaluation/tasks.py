@@ -10,11 +10,11 @@ import datasets
 
 from ..embedded import conv_dataset, conv_reward
 from ..rewards.math import math_reward
-from .benchmarks import BENCHMARKS, LOCAL_FORMATS, Benchmark, load_problems
+from .benchmark_table import BENCHMARKS, CONV, LOCAL_FORMATS, Benchmark
+from .benchmarks import load_problems
 from .metrics import Metric
 
 
-CONV = "conv"
 CONV_COMPLETION_LENGTH = 8
 CONV_SIZE = 512
 # What stands in a math verdict for an answer that there is none of.

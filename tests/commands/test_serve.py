@@ -1,4 +1,4 @@
-"""`python -m hacpo_trl.serve`, with a small HTTP server in the place of vLLM."""
+"""`hacpo serve`, with a small HTTP server in the place of vLLM."""
 
 import os
 import shlex
@@ -13,7 +13,16 @@ import yaml
 from launching import free_port
 from reproduce import PAIRS
 
-from hacpo_trl.commands.serve import RunningServer, Server, ServerFailed, main, servers_of, stop, wait_until_up
+from hacpo_trl.commands.serve import main
+from hacpo_trl.generation.vllm_servers import serving
+from hacpo_trl.generation.vllm_servers.serving import (
+    RunningServer,
+    Server,
+    ServerFailed,
+    servers_of,
+    stop,
+    wait_until_up,
+)
 
 
 # Answers /health after DELAY seconds; ends after LIFE.
@@ -112,7 +121,9 @@ def test_commands_on_a_cpu(tmp_path):
 
 
 def test_embedded_policies_are_those_of_the_trainer(tmp_path, monkeypatch):
-    monkeypatch.setattr("hacpo_trl.commands.serve.policy_path", lambda name, seed, progress: f"/cache/{name}-{seed}")
+    monkeypatch.setattr(
+        "hacpo_trl.generation.vllm_servers.serving.policy_path", lambda name, seed, progress: f"/cache/{name}-{seed}"
+    )
     agents = [{"name": "a", "model_name_or_path": "embedded:qwen3", "vllm_server_base_url": "http://localhost:1"}]
     assert options(servers_of(recipe(tmp_path, agents=agents), on_cpu=True)[0])["model"] == "/cache/qwen3-3"
 
@@ -133,14 +144,16 @@ def test_print_prints_commands_that_a_shell_reads(tmp_path, capsys):
         ([{"name": "a", "vllm_server_base_url": "http://localhost:1"}], "Agent 'a' has no model_name_or_path"),
     ],
 )
-def test_recipes_that_cannot_be_served(tmp_path, agents, message):
-    with pytest.raises(SystemExit, match=message):
+def test_recipes_that_cannot_be_served(tmp_path, agents, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
         main(["--config", str(recipe(tmp_path, agents=agents)), "--print"])
+    assert message in capsys.readouterr().err
 
 
-def test_an_unknown_agent_is_named(tmp_path):
-    with pytest.raises(SystemExit, match=r"no agents \['mistral'\]; it has \['qwen', 'llama'\]"):
+def test_an_unknown_agent_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
         main(["--config", str(recipe(tmp_path)), "--print", "--agent", "mistral"])
+    assert "no agents ['mistral']; it has ['qwen', 'llama']" in capsys.readouterr().err
 
 
 # ---- running --------------------------------------------------------------------------------------------------------
@@ -184,7 +197,8 @@ def test_the_program_starts_dead_servers_anew_and_stops_all_on_ctrl_c(tmp_path, 
 from pathlib import Path
 from rich.console import Console
 import sys
-from hacpo_trl.commands.serve import Server, serve, stop_on_signals
+from hacpo_trl.generation.vllm_servers.processes import stop_on_signals
+from hacpo_trl.generation.vllm_servers.serving import Server, serve
 stop_on_signals()
 server = Server("a", "http://127.0.0.1:{port}", {{"NOTE": "a"}}, [sys.executable, "-c", {STAND_IN!r}, "{port}"])
 try:
@@ -219,6 +233,6 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("name", ["tiny_vllm", *sorted({pair.recipe for pair in PAIRS.values()} - {"tiny"})])
 def test_the_recipes_servers_can_be_started(repository, monkeypatch, name):
-    monkeypatch.setattr("hacpo_trl.commands.serve.policy_path", lambda name, seed, progress: name)
+    monkeypatch.setattr(f"{serving.__name__}.policy_path", lambda name, seed, progress: name)
     servers = servers_of(repository / "configs" / "recipes" / f"{name}.yaml", on_cpu=name == "tiny_vllm")
     assert [server.url for server in servers] == ["http://localhost:8001", "http://localhost:8002"]

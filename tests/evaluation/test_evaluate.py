@@ -18,11 +18,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hacpo_trl
 from hacpo_trl.agent import PLAIN_TEMPLATE
-from hacpo_trl.commands.evaluate import evaluate, main, parse_args
+from hacpo_trl.commands.evaluate import main, parse_args
 from hacpo_trl.embedded.policies import POLICIES, warm_up
 from hacpo_trl.evaluation import metrics, models, tasks
 from hacpo_trl.evaluation.metrics import Metric, best_at_k, bootstrap, group_equal_answers, majority, pass_at_k
+from hacpo_trl.evaluation.run import evaluate, prepare
 from hacpo_trl.generation.transformers_generation import TransformersGeneration
+
+
+@pytest.fixture(autouse=True)
+def errors_as_they_are(monkeypatch):
+    """Not in a line, as the command has them."""
+    monkeypatch.setenv("HACPO_TRL_TRACEBACK", "1")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -256,7 +263,7 @@ def test_a_killed_evaluation_continues_to_the_same_table(run, evaluated, tmp_pat
 
 
 def test_a_finished_evaluation_loads_no_weights_again(run, evaluated, monkeypatch, capsys):
-    monkeypatch.setattr("hacpo_trl.commands.evaluate.load_backend", None)
+    monkeypatch.setattr("hacpo_trl.evaluation.run.load_backend", None)
     before = results(evaluated)
     main(arguments(run, evaluated, *SETTINGS))
     assert results(evaluated) == before and "Continuing: 480 of 480 answers are there." in capsys.readouterr().out
@@ -542,6 +549,7 @@ def test_an_interrupted_evaluation_says_how_to_continue(run, tmp_path, monkeypat
 
 def test_a_report_in_python(run, tmp_path):
     """The command without its printing."""
-    report = evaluate(parse_args(arguments(run, tmp_path, "--limit", "2")), Console(quiet=True))
+    args, console = parse_args(arguments(run, tmp_path, "--limit", "2")), Console(quiet=True)
+    report = evaluate(prepare(args, console), args, console)
     assert [outcome.benchmark for outcome in report.outcomes] == ["conv", "conv"]
     assert all(outcome.num_samples == 1 for outcome in report.outcomes)

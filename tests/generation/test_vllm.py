@@ -23,11 +23,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hacpo_trl import AgentConfig, HACPOConfig
 from hacpo_trl.agent import Agent
 from hacpo_trl.backends.log_probabilities import prepare_policy, score
-from hacpo_trl.commands.serve import RunningServer, servers_of, stop, wait_until_up
 from hacpo_trl.embedded.policies import POLICIES, make_policy, make_tokenizer
 from hacpo_trl.generation.backend import GenerationRequest
 from hacpo_trl.generation.vllm_servers.client import VLLMServerError
 from hacpo_trl.generation.vllm_servers.generation import VLLMServerGeneration
+from hacpo_trl.generation.vllm_servers.serving import RunningServer, servers_of, stop, wait_until_up
 
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
