@@ -46,16 +46,10 @@ $(VLLM_STAMP): setup.cfg
 	touch $(VLLM_STAMP)
 
 demo: install
-	$(BIN)/accelerate launch --config_file configs/accelerate/cpu.yaml --num_cpu_threads_per_process 1 \
-		examples/train_qwen_llama.py --config configs/recipes/tiny.yaml
+	$(BIN)/hacpo train
 
-# The trainer waits for the servers itself. What ends it ends them.
 demo-vllm: install install-vllm
-	@export OMP_NUM_THREADS=1; \
-	$(BIN)/python -m hacpo_trl.serve --config configs/recipes/tiny_vllm.yaml --python $(VLLM_VENV)/bin/python & \
-	servers=$$!; trap "kill $$servers; wait $$servers" EXIT; \
-	$(BIN)/accelerate launch --config_file configs/accelerate/cpu.yaml --num_cpu_threads_per_process 1 \
-		examples/train_qwen_llama.py --config configs/recipes/tiny_vllm.yaml
+	OMP_NUM_THREADS=1 $(BIN)/hacpo train --config tiny_vllm --serve --vllm_python $(VLLM_VENV)/bin/python
 
 miniature: install
 	$(BIN)/python examples/paper_in_miniature.py

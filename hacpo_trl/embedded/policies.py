@@ -249,7 +249,13 @@ def policy_path(name: str, seed: int = 0, progress: Callable[[str], None] | None
     if progress is not None:
         progress(message)
     model, tokenizer = make_policy(spec, seed), make_tokenizer(spec)
-    warm_up(model, tokenizer, spec, seed)
+    threads = torch.get_num_threads()
+    # No faster on more, and many times slower where other programs want the cores.
+    torch.set_num_threads(1)
+    try:
+        warm_up(model, tokenizer, spec, seed)
+    finally:
+        torch.set_num_threads(threads)
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".making-") as temporary:
         made = Path(temporary) / path.name

@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import logging
 import sys
@@ -9,6 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 
+from hacpo_trl.commands.tasks import load_task
+from hacpo_trl.commands.train_options import ScriptArguments
 from hacpo_trl.evaluation import benchmarks
 from hacpo_trl.evaluation.benchmarks import (
     BENCHMARKS,
@@ -232,26 +233,17 @@ def test_worked_solutions_in_a_local_file(tmp_path):
     assert load_problems(path, columns="answer=solution", answer_form="boxed")["answer"] == ["1"]
 
 
-# ---- the example ---------------------------------------------------------------------------------------------------
-@pytest.fixture
-def example(repository):
-    path = repository / "examples" / "train_qwen_llama.py"
-    spec = importlib.util.spec_from_file_location("train_qwen_llama", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_example_trains_on_a_file_and_evaluates_on_a_benchmark(example, hub, tmp_path):
+# ---- the task 'math' of `hacpo train` ----------------------------------------------------------------------------
+def test_training_on_a_file_and_evaluating_on_a_benchmark(hub, tmp_path):
     hub.rows = [HUB_ROWS["math500"][0]] * 3
     path = write_jsonl(tmp_path / "mine.jsonl", [{"q": "One?", "final": 1}] * 4)
     arguments = {"task": "math", "dataset_name": path, "dataset_columns": "problem=q,answer=final", "test_size": 2}
-    both = example.ScriptArguments(test_dataset_name=["math500", path], **arguments)
-    train, test, reward = example.math_task(both, None)
+    both = ScriptArguments(test_dataset_name=["math500", path], **arguments)
+    train, test, reward = load_task(both, None)
     assert (len(train), len(test), reward) == (4, 4, math_reward)
     assert set(train["source"]) == {"mine"} and list(test["source"]) == ["math500"] * 2 + ["mine"] * 2
     with pytest.raises(ValueError, match="needs held-out problems: test_dataset_name"):
-        example.math_task(example.ScriptArguments(**arguments), None)
+        load_task(ScriptArguments(**arguments), None)
 
 
 # ---- prompts that are too long ---------------------------------------------------------------------------------

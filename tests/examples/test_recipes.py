@@ -3,10 +3,9 @@
 import pytest
 import reproduce
 import yaml
-from train_qwen_llama import ScriptArguments
-from trl import TrlParser
 
 from hacpo_trl import HACPOConfig
+from hacpo_trl.commands.train_options import ScriptArguments, parse_arguments
 from hacpo_trl.evaluation.benchmarks import BENCHMARKS
 
 
@@ -34,14 +33,14 @@ STEPS = {
 
 @pytest.fixture
 def parse(tmp_path, monkeypatch):
-    """A recipe as the example script reads it, on so many processes."""
+    """A recipe as `hacpo train` reads it, on so many processes."""
 
     def parse(pair: str, method: str, processes: int = 4) -> tuple[ScriptArguments, HACPOConfig]:
         recipe = reproduce.recipe_of(reproduce.PAIRS[pair], method, processes, tmp_path / "run")
         path = tmp_path / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe))
         monkeypatch.setattr(HACPOConfig, "world_size", processes)
-        return TrlParser((ScriptArguments, HACPOConfig)).parse_args_and_config(["--config", str(path)])
+        return parse_arguments(["--config", str(path)])
 
     return parse
 

@@ -1,0 +1,49 @@
+"""Accelerate's launcher, with a run of `hacpo train` in each process.
+
+It does what `accelerate launch` does, but for errors: what a process has said already is not followed by a traceback
+of the launcher's own, and the exit status of the process is passed on.
+"""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from accelerate.commands.launch import launch_command, launch_command_parser
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from .errors import STATUS, user_errors
+from .launch import count_gpus, shell_status
+from .launch_options import Launching, split_launching
+from .recipes import find_launch
+
+
+def accelerate_options(launching: Launching) -> list[str]:
+    """The options of `accelerate launch`. Several processes without a configuration are those of DDP."""
+    config = launching.accelerate_config or find_launch("multi_gpu" if count_gpus() else "cpu_2proc")
+    others = [option for option in launching.for_accelerate if not option.startswith("--accelerate_config=")]
+    return ["--config_file", str(config), *others]
+
+
+def main(argv: Sequence[str] | None = None):
+    launching, rest = split_launching(sys.argv[1:] if argv is None else argv)
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    options = accelerate_options(launching)
+    args = launch_command_parser().parse_args([*options, "--module", "hacpo_trl.train", *rest])
+    try:
+        with user_errors():
+            launch_command(args)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode != STATUS:
+            print(f"error: process {rank} ended with exit status {failure.exitcode}", file=sys.stderr)
+        raise SystemExit(shell_status(failure.exitcode)) from None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(shell_status(error.returncode)) from None
+    except (SignalException, KeyboardInterrupt):
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()
