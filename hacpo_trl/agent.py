@@ -14,6 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from trl.data_utils import is_conversational
@@ -228,22 +229,30 @@ class Agent:
 
         A BOS token stands in front exactly once if the template or the tokenizer wants one.
         """
+        self._check_prompt(prompt)
         if is_conversational({"prompt": prompt}):
             if self.chat_template is None:
                 raise ValueError(
                     f"Agent '{self.name}': the prompts are conversations, but its tokenizer has no chat template. "
                     "Set chat_template to a template, a file, or 'plain'."
                 )
-            ids = self.tokenizer.apply_chat_template(
-                prompt,
-                chat_template=self.chat_template,
-                # What the assistant has begun to say is continued.
-                add_generation_prompt=prompt[-1]["role"] != "assistant",
-                continue_final_message=prompt[-1]["role"] == "assistant",
-                tokenize=True,
-                return_dict=True,
-                **self.chat_template_kwargs,
-            )["input_ids"]
+            try:
+                ids = self.tokenizer.apply_chat_template(
+                    prompt,
+                    chat_template=self.chat_template,
+                    # What the assistant has begun to say is continued.
+                    add_generation_prompt=prompt[-1]["role"] != "assistant",
+                    continue_final_message=prompt[-1]["role"] == "assistant",
+                    tokenize=True,
+                    return_dict=True,
+                    **self.chat_template_kwargs,
+                )["input_ids"]
+            except TemplateError as error:
+                raise ValueError(
+                    f"Agent '{self.name}': its chat template refuses a prompt with the roles "
+                    f"{[message['role'] for message in prompt]} ({error}). Give it other messages, or the agent "
+                    "another chat_template."
+                ) from error
         else:
             ids = self.tokenizer(prompt)["input_ids"]
         bos = self.tokenizer.bos_token_id
@@ -255,6 +264,23 @@ class Agent:
         if not ids:
             raise ValueError(f"Agent '{self.name}': the prompt {prompt!r} is empty in its tokens.")
         return list(ids)
+
+    def _check_prompt(self, prompt: Any):
+        """Raises where a prompt is neither a text nor a conversation of texts."""
+        if isinstance(prompt, str):
+            return
+        if not isinstance(prompt, list) or not prompt or not all(isinstance(m, dict) and "role" in m for m in prompt):
+            raise ValueError(
+                f"Agent '{self.name}': a prompt must be a text or a list of messages with role and content, not "
+                f"{str(prompt)[:80]!r} ({type(prompt).__name__})."
+            )
+        for message in prompt:
+            blocks = message.get("content") if isinstance(message.get("content"), list) else []
+            kinds = {block.get("type") for block in blocks if isinstance(block, dict)} - {"text"}
+            if kinds:
+                raise ValueError(
+                    f"Agent '{self.name}': a prompt has blocks of {sorted(map(str, kinds))}, not of text."
+                )
 
     def render(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Prompts in this agent's tokens (see `encode_prompt`), each short enough for the longest answer."""

@@ -346,8 +346,10 @@ class HACPOConfig(TrainingArguments):
         return {**super().to_dict(), "agents": agents}
 
     @property
-    def order_seed(self) -> int:
-        """Seed of the prompts' order: `data_seed`, or else `seed`."""
+    def order_seed(self) -> int | None:
+        """Seed of the prompts' order, `data_seed` or else `seed`; None keeps the dataset's order."""
+        if not self.shuffle_dataset:
+            return None
         return self.seed if self.data_seed is None else self.data_seed
 
     @property

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl.trainer.utils import disable_dropout_in_model, identity
@@ -33,12 +33,12 @@ from .backends.log_probabilities import completion_logps, prepare_policy
 from .backends.scorer import Scorer
 from .backends.step_checkpoints import StepCheckpoints
 from .config import HACPOConfig
-from .evaluation.benchmarks import filter_long_prompts
-from .evaluation.during_training import evaluate_agents, named_dataset, usable_prompts
+from .evaluation.during_training import evaluate_agents, named_dataset
 from .generation.backend import Completion, GenerationBackend, log_completions, requests_for
 from .generation.choice import generation_backend as chosen_backend
 from .learner import learner_advantages, learner_objective, log_objective, log_sampler_difference, update_capability
 from .loading import build_agents, initial_policies, warn_of_dropout
+from .prompts import fits_all, training_prompts, usable_prompts
 from .reporting.metrics import Metrics
 from .reporting.terminal import RewardTableCallback
 from .reporting.timing import Stopwatch, timed
@@ -46,7 +46,8 @@ from .rewards.verification import Answers, RewardFunction, Verdicts, Verifier, c
 from .rollouts.completions import CompletionLog
 from .rollouts.exchange import exchange
 from .rollouts.rollout import LearnerView, Rollout
-from .rollouts.rows import LearnerRow, StepSampler, arrange, collate, learner_row, prompts_per_update
+from .rollouts.rows import LearnerRow, StepSampler, arrange, collate, learner_row, prompts_per_update, step_layout
+from .rollouts.stream import stream_of_steps
 
 
 class HACPOTrainer(StepCheckpoints):
@@ -69,7 +70,7 @@ class HACPOTrainer(StepCheckpoints):
             model, or the id of one, is a reward model, as in TRL.
         args: The settings.
         train_dataset: Prompts, plain or conversational, in a column `prompt`. Those too long for one agent are left
-            out for all.
+            out for all. A stream (`IterableDataset`) needs `max_steps`, and is shuffled in a buffer.
         eval_dataset: The same for evaluation, or a dict of such datasets. With a column `source`, rewards are also
             reported for each source.
         processing_classes: For each agent by name its tokenizer; those left out are loaded from where the model came
@@ -86,7 +87,7 @@ class HACPOTrainer(StepCheckpoints):
         models: Mapping[str, str | PreTrainedModel] | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         args: HACPOConfig | None = None,
-        train_dataset: Dataset | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         processing_classes: Mapping[str, PreTrainedTokenizerBase] | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -103,16 +104,11 @@ class HACPOTrainer(StepCheckpoints):
         self.verifier = Verifier(reward_funcs, args.reward_weights, reward_processing_classes, args.reward_timeout)
         check_datasets(train_dataset, eval_dataset)
         agents = build_agents(models, args, processing_classes or {}, peft_configs or {})
-        if train_dataset is not None:
-            train_dataset = filter_long_prompts(train_dataset, agents, "train_dataset")
-        eval_dataset = usable_prompts(eval_dataset, agents)
         self.plan = args.step_plan(len(agents))
-        if train_dataset is not None and len(train_dataset) < self.plan.prompts:
-            raise ValueError(
-                f"train_dataset has {len(train_dataset)} prompts, but one step takes "
-                f"prompts_per_step={self.plan.prompts}."
-            )
+        train_dataset = training_prompts(train_dataset, agents, args, self.plan)
+        eval_dataset = usable_prompts(eval_dataset, agents)
         self.micro_batches_per_step = self.plan.updates * args.gradient_accumulation_steps
+        self.prompts_per_update = prompts_per_update(self.plan, args.num_generations, args.minibatch_order)
         # Copied before training or resuming moves the policies.
         references = initial_policies(agents, args)
         for name, reference in references.items():
@@ -152,8 +148,13 @@ class HACPOTrainer(StepCheckpoints):
 
     # ---- data -------------------------------------------------------------------------------------------------------
     def get_train_dataloader(self):
+        dataset = self.train_dataset
+        if isinstance(dataset, IterableDataset):
+            layout = step_layout(self.plan.prompts, self.prompts_per_update, self.accelerator.num_processes)
+            fits, seed = fits_all(self.agents), self.args.order_seed
+            dataset = stream_of_steps(dataset, layout, self.micro_batches_per_step, seed, fits)
         return self._get_dataloader(
-            dataset=self.train_dataset,
+            dataset=dataset,
             description="Training",
             batch_size=self.plan.prompts // self.accelerator.num_processes,
             sampler_fn=self._get_train_sampler,
@@ -165,9 +166,9 @@ class HACPOTrainer(StepCheckpoints):
             num_prompts=len(train_dataset),
             prompts_per_step=self.plan.prompts,
             repeats=self.micro_batches_per_step,
-            prompts_per_update=prompts_per_update(self.plan, self.args.num_generations, self.args.minibatch_order),
+            prompts_per_update=self.prompts_per_update,
             num_processes=self.accelerator.num_processes,
-            seed=self.args.order_seed if self.args.shuffle_dataset else None,
+            seed=self.args.order_seed,
             epoch=lambda: int(self.state.epoch or 0),
         )
 

@@ -14,16 +14,6 @@ from ..config import HACPOConfig
 from ..generation.backend import GenerationBackend, log_completions, requests_for
 from ..reporting.metrics import Metrics
 from ..rewards.verification import Answers, Verifier, log_evaluation, log_verdicts
-from .benchmarks import filter_long_prompts
-
-
-def usable_prompts(
-    dataset: Dataset | Mapping[str, Dataset] | None, agents: Mapping[str, Agent]
-) -> Dataset | dict[str, Dataset] | None:
-    """A dataset for evaluation, or each of several, without the prompts that are too long for one of the agents."""
-    if isinstance(dataset, Mapping):
-        return {name: filter_long_prompts(part, agents, f"eval_dataset['{name}']") for name, part in dataset.items()}
-    return None if dataset is None else filter_long_prompts(dataset, agents, "eval_dataset")
 
 
 def named_dataset(own: Any, name: str | None, prefix: str) -> tuple[Any, str]:

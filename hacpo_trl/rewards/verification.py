@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, Image, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.data_utils import is_conversational
 from trl.trainer.utils import (
@@ -47,7 +47,10 @@ RewardFunction = Callable[..., Any] | str | PreTrainedModel
 RESERVED_COLUMNS = ("prompts", "completions", "completion_ids", "agent", "trainer_state", "log_extra", "log_metric")
 
 
-def check_datasets(train_dataset: Dataset | None, eval_dataset: Dataset | Mapping[str, Dataset] | None):
+def check_datasets(
+    train_dataset: Dataset | IterableDataset | None,
+    eval_dataset: Dataset | IterableDataset | Mapping[str, Dataset | IterableDataset] | None,
+):
     """Raises if a dataset is none, lacks a prompt, or has columns that reward functions could not be handed."""
     splits = {"train_dataset": train_dataset}
     if isinstance(eval_dataset, Mapping):
@@ -57,9 +60,17 @@ def check_datasets(train_dataset: Dataset | None, eval_dataset: Dataset | Mappin
     for split, dataset in splits.items():
         if dataset is None:
             continue
-        if not isinstance(dataset, Dataset):
+        if not isinstance(dataset, (Dataset, IterableDataset)):
             raise TypeError(f"{split} must be a datasets.Dataset, not {type(dataset).__name__}.")
-        columns = dataset.column_names
+        # A stream may not know its columns before it is read.
+        columns = dataset.column_names or list(next(iter(dataset), {"prompt": None}))
+        images = [column for column in columns if column in ("image", "images")]
+        images += [column for column, kind in (dataset.features or {}).items() if isinstance(kind, Image)]
+        if images:
+            raise ValueError(
+                f"{split} has the columns {sorted(set(images))}: agents are language models, and peers could not read "
+                "images in each other's answers. Remove the columns."
+            )
         if "prompt" not in columns:
             raise ValueError(f"{split} needs a column 'prompt'; it has {sorted(columns)}.")
         shadowed = [column for column in columns if column in RESERVED_COLUMNS]

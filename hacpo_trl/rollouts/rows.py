@@ -11,14 +11,28 @@ from ..options.step import StepPlan
 from .rollout import LearnerView
 
 
+def step_layout(prompts_per_step: int, prompts_per_update: float, num_processes: int) -> list[int]:
+    """The order in which a step's prompts are dealt to processes, each of which gets a consecutive share.
+
+    Each update then holds the same prompts over all processes however many there are, wherever an update holds whole
+    prompts on each process.
+    """
+    share = prompts_per_update / num_processes
+    positions = torch.arange(prompts_per_step)
+    if share.is_integer():
+        # An update may end in the middle of one source's rows (self_first): every update ends at a block's end.
+        block = math.gcd(int(share), prompts_per_step // num_processes)
+        positions = positions.view(-1, num_processes, block).transpose(0, 1).reshape(-1)
+    return positions.tolist()
+
+
 class StepSampler(Sampler):
     """Draws the prompts of each step, and repeats them for every micro-batch of the step's updates.
 
     Trainer's loop asks for a batch for every micro-batch, while a step samples its prompts once; so the same prompts
     come up again until the step is done, as in TRL. A last step that is not full is left out.
 
-    Processes get consecutive shares of a step's prompts. They are laid out such that each update holds the same
-    prompts over all processes however many there are, wherever an update holds whole prompts on each process.
+    Processes get consecutive shares of a step's prompts, laid out by `step_layout`.
 
     Args:
         num_prompts: Size of the dataset.
@@ -43,13 +57,7 @@ class StepSampler(Sampler):
     ):
         self.num_prompts, self.prompts_per_step, self.repeats = num_prompts, prompts_per_step, repeats
         self.seed, self.epoch = seed, epoch
-        share = prompts_per_update / num_processes
-        positions = torch.arange(prompts_per_step)
-        if share.is_integer():
-            # An update may end in the middle of one source's rows (self_first): every update ends at a block's end.
-            block = math.gcd(int(share), prompts_per_step // num_processes)
-            positions = positions.view(-1, num_processes, block).transpose(0, 1).reshape(-1)
-        self._layout = positions.tolist()
+        self._layout = step_layout(prompts_per_step, prompts_per_update, num_processes)
 
     def __iter__(self) -> Iterator[int]:
         if self.seed is None:
