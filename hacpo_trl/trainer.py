@@ -383,11 +383,11 @@ class HACPOTrainer(StepCheckpoints):
             terms = learner_objective(self.args, batch, logps, mask, update)
             loss = -terms.objective.sum()
             log_objective(self.metrics, name, self.args, batch, terms, mask)
-            if self.args.old_logprobs == "sampler" and update == 0 and "old_logps" in batch:
-                # Before the step's first update the policy is still the one that sampled.
+            if self.args.old_logprobs == "sampler" and "old_logps" in batch:
                 own = mask & batch["is_own"][:, None]
-                log_sampler_difference(self.metrics, name, logps.detach()[own], batch["old_logps"][own])
-            self.metrics.mean(f"{name}/entropy", entropies.detach()[mask])
+                self.metrics.mean(f"{name}/entropy", entropies.detach()[own])
+                if update == 0:  # the policy is still the one that sampled
+                    log_sampler_difference(self.metrics, name, logps.detach()[own], batch["old_logps"][own])
             self.metrics.total(f"{name}/tokens/trained", int(batch["attention_mask"].sum()))
             if self.args.rule.uses_capability:
                 for row, log_ratio in zip(moving, terms.log_ratio.tolist(), strict=True):

@@ -110,9 +110,10 @@ def group_advantages(rewards: torch.Tensor, learner: int, ratios: torch.Tensor) 
     fallback = ((baseline > raw.highest) | (baseline < raw.lowest)) & ~raw.uniform
     baseline = torch.where(fallback, own_mean, baseline)
 
-    advantages = (rewards - baseline.view(-1, 1, 1)) / (raw.std.view(-1, 1, 1) + STD_EPSILON)
+    rewards, baseline, std = rewards.to(dtype), baseline.to(dtype), raw.std.to(dtype)
+    advantages = (rewards - baseline.view(-1, 1, 1)) / (std.view(-1, 1, 1) + STD_EPSILON)
     advantages = torch.where(verdict & ~raw.uniform.view(-1, 1, 1), advantages, 0)
-    return GroupAdvantages(advantages.to(dtype), baseline.to(dtype), raw.std.to(dtype), fallback, raw.uniform)
+    return GroupAdvantages(advantages, baseline, std, fallback, raw.uniform)
 
 
 def own_group_advantages(rewards: torch.Tensor, learner: int) -> GroupAdvantages:

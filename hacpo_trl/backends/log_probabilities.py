@@ -42,6 +42,33 @@ def completion_logps(
 
 
 @torch.no_grad()
+def score_with_entropies(
+    accelerator: Accelerator,
+    model: nn.Module,
+    prompt_ids: Sequence[Sequence[int]],
+    completion_ids: Sequence[Sequence[int]],
+    pad_token_id: int,
+    batch_size: int,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The log-probabilities and the entropies of each answer's tokens, in nats, on the CPU: `(T,)` tensors.
+
+    Answers of like length share a batch, which saves padding. Every process must score the same number of answers.
+    """
+    training = model.training
+    model.eval()
+    order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]) + len(completion_ids[i]))
+    scores, entropies = ([torch.empty(0)] * len(order) for _ in range(2))
+    for start in range(0, len(order), batch_size):
+        chunk = order[start : start + batch_size]
+        batch = pad_sequences([prompt_ids[i] for i in chunk], [completion_ids[i] for i in chunk], pad_token_id)
+        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+        logps, entropy, mask = (tensor.cpu() for tensor in completion_logps(model, batch))
+        for row, i in enumerate(chunk):
+            scores[i], entropies[i] = logps[row, mask[row]], entropy[row, mask[row]]
+    model.train(training)
+    return scores, entropies
+
+
 def score(
     accelerator: Accelerator,
     model: nn.Module,
@@ -50,21 +77,5 @@ def score(
     pad_token_id: int,
     batch_size: int,
 ) -> list[torch.Tensor]:
-    """The log-probabilities of each answer's tokens, in nats, on the CPU: one `(T,)` tensor each.
-
-    Answers of like length share a batch, which saves padding. Every process must score the same number of answers.
-    """
-    training = model.training
-    model.eval()
-    order = sorted(range(len(prompt_ids)), key=lambda i: len(prompt_ids[i]) + len(completion_ids[i]))
-    scores: list[torch.Tensor] = [torch.empty(0)] * len(order)
-    for start in range(0, len(order), batch_size):
-        chunk = order[start : start + batch_size]
-        batch = pad_sequences([prompt_ids[i] for i in chunk], [completion_ids[i] for i in chunk], pad_token_id)
-        batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-        logps, _, mask = completion_logps(model, batch)
-        logps, mask = logps.cpu(), mask.cpu()
-        for row, i in enumerate(chunk):
-            scores[i] = logps[row, mask[row]]
-    model.train(training)
-    return scores
+    """The log-probabilities of `score_with_entropies` alone."""
+    return score_with_entropies(accelerator, model, prompt_ids, completion_ids, pad_token_id, batch_size)[0]

@@ -14,7 +14,7 @@ from ..generation.backend import Completion
 from ..learner import log_sampler_difference
 from ..reporting.metrics import Metrics
 from ..rollouts.rows import LearnerRow
-from .log_probabilities import score
+from .log_probabilities import score_with_entropies
 
 
 class Scorer:
@@ -49,9 +49,14 @@ class Scorer:
             completion_ids: The answers.
             model: Scores them; the agent's policy if None.
         """
+        return self._score(name, prompt_ids, completion_ids, model)[0]
+
+    def _score(
+        self, name: str, prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], model
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         accelerator, policy = self.engine(name)
         self.metrics.total(f"{name}/tokens/scored", sum(map(len, prompt_ids)) + sum(map(len, completion_ids)))
-        return score(
+        return score_with_entropies(
             accelerator,
             policy if model is None else model,
             prompt_ids,
@@ -68,7 +73,8 @@ class Scorer:
         if self.args.old_logprobs == "sampler":
             return sampled
         prompts = [ids for ids in prompt_ids for _ in range(self.args.num_generations)]
-        scored = self.score(name, prompts, [completion.ids for completion in completions])
+        scored, entropies = self._score(name, prompts, [completion.ids for completion in completions], None)
+        self.metrics.mean(f"{name}/entropy", torch.cat(entropies))
         if all(logps is not None for logps in sampled):
             log_sampler_difference(self.metrics, name, torch.cat(scored), torch.cat(sampled))
         return scored

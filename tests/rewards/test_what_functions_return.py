@@ -207,6 +207,19 @@ def test_a_baseline_below_every_reward_falls_back_too():
     assert mixed.fallback.tolist() == [True] and mixed.baseline.tolist() == [-1.5]
 
 
+def test_entropy_speaks_of_all_own_answers_also_when_nothing_is_trained_on(tmp_path):
+    trainer = tiny.trainer(tmp_path, reward_funcs=lambda completions, **kwargs: [1.0] * len(completions), max_steps=1)
+    rows = trainer._collect_rows([trainer.train_dataset[i] for i in range(4)])["qwen"]
+    own = [row for row in rows if row.is_own]
+    with torch.no_grad():
+        entropies = []
+        for row in own:
+            logits = trainer.agents["qwen"].policy.eval()(torch.tensor([row.prompt_ids + row.completion_ids])).logits
+            logp = torch.log_softmax(logits[0, len(row.prompt_ids) - 1 : -1].double(), -1)
+            entropies.append(-(logp.exp() * logp).sum(-1))
+    assert trainer.metrics.reduce()["qwen/entropy"] == pytest.approx(float(torch.cat(entropies).mean()), rel=1e-5)
+
+
 def test_the_mean_advantage_leaves_out_answers_without_a_verdict(tmp_path):
     def reward(completions, agent, **kwargs):
         return [None if agent == "llama" and i % 2 else float(i) for i in range(len(completions))]
