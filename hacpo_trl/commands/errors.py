@@ -40,11 +40,15 @@ def _message(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def user_errors() -> Iterator[None]:
-    """Makes errors of what is put together from a user's settings, files and models end the program by `fail`."""
+def user_errors(*further: type[Exception]) -> Iterator[None]:
+    """Makes errors of what is put together from a user's settings, files and models end the program by `fail`.
+
+    Args:
+        further: Further types of errors, beside wrong values, files and modules.
+    """
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, *further) as error:
         if os.environ.get(TRACEBACK) == "1":
             raise
         fail(_message(error))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
 
 from .. import rewards
 from ..config import HACPOConfig
@@ -20,7 +20,7 @@ from .train_options import ScriptArguments
 
 
 # A dataset to train on, one to evaluate on, and what answers are worth.
-Task = tuple[Dataset, Dataset | None, RewardFunction | Sequence[RewardFunction]]
+Task = tuple[Dataset | IterableDataset, Dataset | None, RewardFunction | Sequence[RewardFunction]]
 
 # The ready-made rewards by the names that recipes have for them: math is `hacpo_trl.rewards.math_reward`.
 REWARDS = {
@@ -98,8 +98,11 @@ def _own_task(name: str, script_args: ScriptArguments, training_args: HACPOConfi
             f"not {made!r:.80}."
         )
     train, test, reward_funcs = made
-    if not isinstance(test, Dataset | None):
-        raise ValueError(f"task '{name}' must return a datasets.Dataset to evaluate on, or None, not {test!r:.80}.")
+    if not isinstance(train, Dataset | IterableDataset) or not isinstance(test, Dataset | None):
+        raise ValueError(
+            f"task '{name}' must return datasets.Dataset objects, to evaluate on also None, not "
+            f"{type(train).__name__} and {type(test).__name__}."
+        )
     return train, test, reward_funcs
 
 

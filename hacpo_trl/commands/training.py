@@ -118,7 +118,8 @@ def print_summary(console: Console, trainer: HACPOTrainer, evaluations: tuple[Ev
 def run_training(script_args: ScriptArguments, training_args: HACPOConfig):
     """Trains as the arguments say, and tells what came out."""
     console = main_console(training_args)
-    with user_errors():
+    # Of what is put together here, servers and launchers that do not fit raise RuntimeErrors.
+    with user_errors(RuntimeError):
         trainer = make_trainer(script_args, training_args, console)
     evaluations = train(trainer, script_args.resume)
     print_summary(console, trainer, evaluations)

@@ -92,7 +92,8 @@ SCRIPT_NAMES = {
     "bnb_4bit_quant_type": _QUANTIZED,
     "use_bnb_nested_quant": _QUANTIZED,
     "bnb_4bit_quant_storage": _QUANTIZED,
-    "dataset_streaming": f"{_LEAVE_OUT}: the prompts are shuffled as a whole.",
+    "dataset_streaming": f"{_LEAVE_OUT}: datasets are loaded whole. A stream is returned by a function of one's own: "
+    "`task: my_tasks:stream`.",
     "ignore_bias_buffers": f"{_LEAVE_OUT}: no policy is wrapped in a way that needs it.",
     "reward_model_name_or_path": "Write `reward_funcs: [org/model]`, an id among the reward functions.",
 }
