@@ -1,9 +1,11 @@
-"""Settings that all tests share."""
+"""Settings and fixtures that all tests share."""
 
 import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+from hypothesis import settings
 
 
 # No test may need the Hub. One thread: tiny models are no faster with more, and processes must not fight over cores.
@@ -11,7 +13,27 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# The same examples in every run. `pytest --hypothesis-profile=default` looks for others.
+settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=50)
+settings.load_profile("same")
+
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def policies_folder(request) -> Path:
+    """A `HACPO_TRL_CACHE` for tests that train or sample for real: all processes of all runs of the tests share it.
+
+    The pair that most of them begin with is in it. What else they ask for is made on first use.
+    """
+    from hacpo_trl.embedded import policy_path
+
+    folder = request.config.cache.mkdir("policies")
+    with FileLock(folder / "lock"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HACPO_TRL_CACHE", str(folder))
+        for name in ("qwen3", "llama"):
+            policy_path(name)
+    return folder

@@ -213,11 +213,18 @@ def test_naive_old_log_probabilities(tmp_path, old_logprobs):
     assert (log["qwen/cross_ratio/mean"] == pytest.approx(1.0, abs=1e-5)) == (old_logprobs == "learner")
 
 
-def test_alone_agents_share_nothing(tmp_path):
-    """`gspo` of two agents together is `gspo` of each alone."""
-    together = trained(tmp_path / "two", algorithm="gspo")
-    alone = trained(tmp_path / "one", algorithm="gspo", names=["llama"])
-    assert torch.equal(tiny.parameters(together, "llama"), tiny.parameters(alone, "llama"))
+@pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
+def test_alone_agents_share_nothing(tmp_path, algorithm):
+    """What several agents do together is what each does alone, whichever place it has among them."""
+    names = ["qwen", "llama", "third"]
+    together = trained(tmp_path / "all", algorithm=algorithm, names=names)
+    for name in names:
+        alone = trained(tmp_path / name, algorithm=algorithm, names=[name])
+        assert torch.equal(tiny.parameters(together, name), tiny.parameters(alone, name))
+        for log, expected in zip(training_logs(together), training_logs(alone), strict=True):
+            assert {k: v for k, v in log.items() if k.startswith(name)} == {
+                k: v for k, v in expected.items() if k.startswith(name)
+            }
 
 
 def test_rewards_of_none_leave_the_loss(tmp_path):
@@ -238,6 +245,29 @@ def test_rewards_of_none_leave_the_loss(tmp_path):
         assert actual[3] == 0
     trained_on = trained(tmp_path, names=["qwen"], num_generations=4, reward_funcs=all_but_the_last)
     assert training_logs(trained_on)[0]["qwen/dropped/no_verdict"] == 4
+
+
+@pytest.mark.parametrize("algorithm", ["hacpo", "grpo"])
+def test_the_mean_over_two_processes_losses_is_the_loss_of_one(tmp_path, monkeypatch, algorithm):
+    """Gradients are averaged over processes, so each process's share of the loss counts as often as there are
+    processes. Here one process plays both; real ones are launched in tests/backends/test_distributed.py."""
+    trainer = tiny.trainer(tmp_path, algorithm=algorithm, **tiny.PLAIN_SGD)
+    trainer._rows = trainer._collect_rows([trainer.train_dataset[i] for i in range(4)])
+    trainer._rows_in_loss = trainer._count_rows_in_loss(trainer._rows)
+    rows = trainer._rows["qwen"][:8]
+    policy = trainer.agents["qwen"].policy
+
+    def gradient(rows):
+        policy.zero_grad()
+        loss = trainer._loss("qwen", rows, 0)
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in policy.parameters()])
+
+    whole = gradient(rows)
+    assert whole.abs().max() > 1e-3
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    # Uneven in what moves the policy, as shares are.
+    torch.testing.assert_close((gradient(rows[:3]) + gradient(rows[3:])) / 2, whole, rtol=1e-4, atol=1e-6)
 
 
 def test_masked_truncated_answers_count_in_the_mean_only(tmp_path):
@@ -269,6 +299,27 @@ def test_resumed_run_is_bit_identical(tmp_path, checkpoint):
     ]
     assert len(logs[0]) == 7 - checkpoint
     assert logs[0] == logs[1]
+
+
+def test_a_resumed_run_goes_on_measuring_where_it_was(tmp_path):
+    """From within a step, and from between two logs: what the step's alignment, the logged means and the token counts
+    are made of is in the checkpoint."""
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "logging_steps": 2}
+    whole = trained(tmp_path / "whole", **settings)
+    resumed = tiny.trainer(tmp_path / "resumed", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    # transformers' own mean over agents, "loss", begins anew.
+    logs = [
+        [
+            {k: v for k, v in log.items() if k != "loss" and not k.startswith("time/")}
+            for log in training_logs(t)
+            if log["step"] > 3
+        ]
+        for t in (whole, resumed)
+    ]
+    assert [log["step"] for log in logs[0]] == [4, 6] and logs[0] == logs[1]
+    # The step of updates 3 and 4 has rows of both in its alignment: without the first ones it would be another number.
+    assert logs[0][0]["qwen/alignment/llama"] not in (None, 1.0, -1.0)
 
 
 def test_checkpoints_load_with_transformers(tmp_path):
