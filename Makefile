@@ -8,6 +8,10 @@ STAMP := $(VENV)/.installed
 # vLLM has an environment of its own: it pins other versions than training needs.
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
+# Tests run side by side in as many processes; each takes a core, and up to 3 GB.
+WORKERS ?= 2
+# `make test COVERAGE=1` also says which share of the package's lines the tests run, room by room.
+COVERAGE ?=
 
 .PHONY: help demo demo-vllm miniature test test-distributed test-vllm test-extras install install-vllm quality style clean
 
@@ -55,7 +59,20 @@ miniature: install
 	$(BIN)/python examples/paper_in_miniature.py
 
 test: install
-	$(BIN)/python -m pytest -m "not deepspeed and not vllm"
+	$(BIN)/python -m pytest -m "not deepspeed and not vllm" --numprocesses $(WORKERS) --dist loadgroup \
+		$(if $(COVERAGE),--cov=hacpo_trl --cov-report=)
+ifneq ($(COVERAGE),)
+	$(BIN)/python .ci/coverage_by_room.py
+endif
+
+# What is pure, and of the rest one run of the trainer, one within a step's updates, one against TRL.
+test-fast: install
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup \
+		tests/algorithm tests/rollouts tests/options tests/reporting \
+		tests/test_trainer.py::test_metrics \
+		tests/test_trainer.py::test_the_mean_over_two_processes_losses_is_the_loss_of_one \
+		"tests/test_parity_with_trl.py::test_three_updates_equal_grpo_trainer[3-sequence-0.1]" \
+		"tests/test_parity_with_trl.py::test_three_updates_equal_grpo_trainer[1-token-0.0]"
 
 test-distributed: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "deepspeed==0.19.8"

@@ -19,7 +19,8 @@ from trl.rewards import accuracy_reward
 from hacpo_trl import HACPOConfig, HACPOTrainer
 
 
-pytestmark = pytest.mark.slow
+# One worker loads the model, for both tests.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("real_model")]
 
 
 def brevity_reward(completions, **kwargs) -> list[float]:
@@ -29,8 +30,9 @@ def brevity_reward(completions, **kwargs) -> list[float]:
 
 @pytest.fixture(scope="module", autouse=True)
 def all_cores():
+    """This worker's share of the cores: threads that wait for each other are slow where there are too many."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count())
+    torch.set_num_threads(max(1, os.cpu_count() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
     yield
     torch.set_num_threads(threads)
 

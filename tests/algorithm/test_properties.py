@@ -193,7 +193,7 @@ def slope(function, x: float) -> tuple[float, float]:
     at = vector([x]).requires_grad_()
     value = function(at)
     (gradient,) = torch.autograd.grad(value.sum(), at)
-    return float(value), float(gradient)
+    return float(value.detach()), float(gradient)
 
 
 @given(st.floats(0.01, 3), ADVANTAGES, EPSILONS, EPSILONS)

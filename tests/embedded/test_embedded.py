@@ -306,8 +306,8 @@ def test_process_that_comes_second_takes_the_first_ones_policy(small_specs, cach
         ("llama-wrong", 0.05, 0.12),
     ],
 )
-def test_policies_start_as_skilled_as_they_should(name, low, high, request, monkeypatch):
-    monkeypatch.setenv("HACPO_TRL_CACHE", str(request.config.cache.mkdir("policies")))
+def test_policies_start_as_skilled_as_they_should(name, low, high, policies_folder, monkeypatch):
+    monkeypatch.setenv("HACPO_TRL_CACHE", str(policies_folder))
     path = policy_path(name)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     rows = [row for row in conv_dataset("test", 256) for _ in range(8)]

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 @pytest.fixture(scope="module")
-def policies(request):
-    """Where the warm-started policies are kept between runs."""
-    return {**os.environ, "HACPO_TRL_CACHE": str(request.config.cache.mkdir("policies")), "COLUMNS": "120"}
+def policies(policies_folder):
+    """The environment of a user who has the embedded policies already."""
+    return {**os.environ, "HACPO_TRL_CACHE": str(policies_folder), "COLUMNS": "120"}
 
 
 def run(command, env, **kwargs):

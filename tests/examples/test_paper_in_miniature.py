@@ -54,11 +54,9 @@ def budget(method, tmp_path) -> dict[str, int]:
 
 
 @pytest.fixture
-def cache(request, monkeypatch):
+def cache(policies_folder, monkeypatch):
     """Where the warm-started policies are kept between runs."""
-    path = str(request.config.cache.mkdir("policies"))
-    monkeypatch.setenv("HACPO_TRL_CACHE", path)
-    return path
+    monkeypatch.setenv("HACPO_TRL_CACHE", str(policies_folder))
 
 
 # ------------------------------------------------------------------------------------------------------- definitions

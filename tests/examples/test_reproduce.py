@@ -187,9 +187,9 @@ def test_the_table_has_ours_and_the_papers(tmp_path):
     assert "| start | 0.500 (0.500) |" in (args.output_dir / "results.md").read_text()
 
 
-def test_a_small_run_from_training_to_the_table(request, repository, tmp_path):
+def test_a_small_run_from_training_to_the_table(policies_folder, repository, tmp_path):
     """The embedded pair, one step: trains, evaluates, prints, and leaves what says that training is done."""
-    environment = {**os.environ, "HACPO_TRL_CACHE": str(request.config.cache.mkdir("policies")), "COLUMNS": "120"}
+    environment = {**os.environ, "HACPO_TRL_CACHE": str(policies_folder), "COLUMNS": "120"}
     arguments = ["--pair", "tiny", "--limit", "16", "--methods", "start", "gspo", "--output-dir", str(tmp_path)]
     arguments += ["--", "--train_size", "16", "--test_size", "16"]
     command = [sys.executable, str(repository / "examples" / "reproduce.py"), *arguments]
