@@ -89,6 +89,7 @@ test-extras: install
 quality: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 style: install
 	$(BIN)/ruff check --fix .

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from torch import nn
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from trl.data_utils import is_conversational
 
 from .config import AgentConfig, HACPOConfig
@@ -40,6 +39,12 @@ REFERENCE_ADAPTER = "ref"
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
+def merged(run: dict | str | None, own: dict | None) -> dict[str, Any]:
+    """Keyword arguments of the run, with an agent's own on top. TrainingArguments has parsed the text of the first."""
+    assert not isinstance(run, str)
+    return {**(run or {}), **(own or {})}
+
+
 def freeze_template_date(template: str) -> str:
     """Replaces `strftime_now("...")` in a chat template by a fixed date, so that prompts do not change overnight."""
     return STRFTIME_CALL.sub(lambda call: repr(TEMPLATE_DATE.strftime(call["format"])), template)
@@ -55,7 +60,9 @@ class Agent:
         tokenizer: Its tokenizer. A missing pad token becomes the EOS token, as in TRL.
     """
 
-    def __init__(self, config: AgentConfig, args: HACPOConfig, policy: nn.Module, tokenizer: PreTrainedTokenizerBase):
+    def __init__(
+        self, config: AgentConfig, args: HACPOConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ):
         self.config = config
         self.name = config.name
         self.policy = policy
@@ -85,7 +92,7 @@ class Agent:
         self.stop_strings = stop_strings_of(self.generation_kwargs, args.use_vllm, f"Agent '{self.name}': ")
         self._tell_policy_its_stops()
         self.chat_template = self._chat_template()
-        self.chat_template_kwargs = {**(args.chat_template_kwargs or {}), **(config.chat_template_kwargs or {})}
+        self.chat_template_kwargs = merged(args.chat_template_kwargs, config.chat_template_kwargs)
         # Llama 3.2's template reads this variable before it asks for today's date.
         self.chat_template_kwargs.setdefault("date_string", TEMPLATE_DATE.strftime("%d %b %Y"))
         self._wants_bos = tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
@@ -123,7 +130,7 @@ class Agent:
         return sorted({self.tokenizer.eos_token_id, *declared})
 
     def _chat_template(self) -> str | None:
-        template = self.config.chat_template
+        template: Any = self.config.chat_template
         if template == "plain":
             template = PLAIN_TEMPLATE
         elif template is not None and "{" not in template:
@@ -166,7 +173,7 @@ class Agent:
     @property
     def generation_kwargs(self) -> dict[str, Any]:
         """Further arguments of generation, the run's and the agent's."""
-        return {**(self._args.generation_kwargs or {}), **(self.config.generation_kwargs or {})}
+        return merged(self._args.generation_kwargs, self.config.generation_kwargs)
 
     @property
     def vllm_sampling(self) -> dict[str, Any]:

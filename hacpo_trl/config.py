@@ -342,8 +342,13 @@ class HACPOConfig(TrainingArguments):
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments as plain data, for loggers and JSON."""
-        agents = [asdict(agent) for agent in self.agents] if self.agents is not None else None
+        agents = [asdict(agent) for agent in self.agent_configs] if self.agents is not None else None
         return {**super().to_dict(), "agents": agents}
+
+    @property
+    def agent_configs(self) -> list[AgentConfig]:
+        """`agents` as they were parsed; none where the trainer is given models alone."""
+        return [agent for agent in self.agents or () if isinstance(agent, AgentConfig)]
 
     @property
     def order_seed(self) -> int | None:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl.trainer.utils import disable_dropout_in_model, identity
 
@@ -436,7 +436,7 @@ class HACPOTrainer(StepCheckpoints):
             check_datasets(None, eval_dataset)
             dataset = usable_prompts(eval_dataset, self.agents)
         if isinstance(dataset, Mapping):
-            metrics = {}
+            metrics: dict[str, float] = {}
             for name, part in dataset.items():
                 metrics |= self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
@@ -448,7 +448,7 @@ class HACPOTrainer(StepCheckpoints):
         self.model.train(training)
         result = {f"{metric_key_prefix}_{name}": value for name, value in result.items()}
         self.log(result)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, result)
+        self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, result)
         return result
 
 

@@ -5,6 +5,10 @@ from typing import Protocol
 import torch
 
 
+# (learner, source) -> prompt -> pairs (c_i, R_i)
+Pairs = dict[tuple[str, str], dict[int, list[tuple[float, float]]]]
+
+
 class CorrelationLog(Protocol):
     """What a correlation is written to; `hacpo_trl.reporting.metrics.Metrics` is one."""
 
@@ -21,17 +25,16 @@ class Alignment:
     that are not trained on (advantage 0, dropped) do not count.
     """
 
-    def __init__(self):
-        # (learner, source) -> prompt -> pairs (c_i, R_i)
-        self._pairs: dict[tuple[str, str], dict[int, list[tuple[float, float]]]] = {}
+    def __init__(self) -> None:
+        self._pairs: Pairs = {}
 
-    def state(self) -> dict:
+    def state(self) -> Pairs:
         return self._pairs
 
-    def load_state(self, state: dict):
+    def load_state(self, state: Pairs) -> None:
         self._pairs = state
 
-    def add(self, learner: str, source: str, prompt_index: int, log_ratio: float, reward: float):
+    def add(self, learner: str, source: str, prompt_index: int, log_ratio: float, reward: float) -> None:
         by_prompt = self._pairs.setdefault((learner, source), {})
         by_prompt.setdefault(prompt_index, []).append((-log_ratio, reward))
 

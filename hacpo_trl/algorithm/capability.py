@@ -61,12 +61,14 @@ class CapabilityWindow:
         for name, performance in performances.items():
             if performance is None:
                 continue
-            self.performances[name].append(performance)
-            if self.capability(name) <= 0 and name not in self._warned:
+            window = self.performances[name]
+            window.append(performance)
+            capability = sum(window) / len(window)
+            if capability <= 0 and name not in self._warned:
                 self._warned.add(name)
                 logger.warning(
-                    f"Agent '{name}' has capability {self.capability(name):.4g} over its last "
-                    f"{len(self.performances[name])} steps. Capabilities of 0 or less are floored at 0, and ratios to "
+                    f"Agent '{name}' has capability {capability:.4g} over its last {len(window)} "
+                    f"steps. Capabilities of 0 or less are floored at 0, and ratios to "
                     f"this agent are clamped to [{RATIO_MIN}, {RATIO_MAX}]. If rewards can be negative, set "
                     "capability_metric='success_rate'."
                 )

@@ -54,7 +54,7 @@ class Checkpoints(HubUploads):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False):
         """Saves every agent to `output_dir/<agent>/`, as `from_pretrained` reads it, with tokenizer and model card."""
-        output_dir = Path(output_dir or self.args.output_dir)
+        root = Path(output_dir or self.args.output_dir)
         for name, agent in self.agents.items():
             accelerator, wrapped = self.engine(name)
             # torch.compile's wrapper is no part of the policy: with its prefix, no key would be found again.
@@ -62,7 +62,7 @@ class Checkpoints(HubUploads):
                 key.replace(COMPILED, ""): value for key, value in accelerator.get_state_dict(wrapped).items()
             }
             if self.args.should_save:
-                folder = output_dir / name
+                folder = root / name
                 # Of an adapter's model the adapter that is trained, not the copy that the KL term measures by.
                 only = {"selected_adapters": [agent.policy.active_adapter]} if agent.is_adapter else {}
                 agent.policy.save_pretrained(folder, state_dict=state_dict, **only)
@@ -70,7 +70,7 @@ class Checkpoints(HubUploads):
                 self.save_model_card(agent, folder)
         if self.args.should_save:
             settings = settings_without_secrets(self.args)
-            (output_dir / SETTINGS).write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
+            (root / SETTINGS).write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 

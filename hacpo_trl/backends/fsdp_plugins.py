@@ -14,9 +14,12 @@ from accelerate.utils.dataclasses import get_module_class_from_name
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
+from transformers import PreTrainedModel
 
 
-def plugin_of(base: FullyShardedDataParallelPlugin, name: str, policy: nn.Module) -> FullyShardedDataParallelPlugin:
+def plugin_of(
+    base: FullyShardedDataParallelPlugin, name: str, policy: PreTrainedModel
+) -> FullyShardedDataParallelPlugin:
     """The launch's FSDP settings for one agent.
 
     Args:

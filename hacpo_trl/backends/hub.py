@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi
 from transformers import Trainer
@@ -86,7 +87,7 @@ class HubUploads(Trainer):
             for name in self.agents
         }
         self.hub_model_id = next(iter(self.hub_model_ids.values()))
-        self._pushes = []
+        self._pushes: list[Any] = []
 
     def _upload(self, name: str, folder: Path, message: str, **kwargs):
         return HfApi(token=self.args.hub_token).upload_folder(

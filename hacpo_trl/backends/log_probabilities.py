@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 from accelerate import Accelerator
 from torch import nn
+from transformers import PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
 from ..rollouts.rows import pad_sequences
 
 
-def prepare_policy(policy: nn.Module, temperature: float):
+def prepare_policy(policy: PreTrainedModel, temperature: float):
     """Teaches a policy to return log-probabilities and entropies; `generate` and saving stay as they are."""
     base = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
     add_fused_lm_head(base, temperature=temperature, outputs=("log_probs", "entropy"))

@@ -24,7 +24,7 @@ class PolicyPool(nn.Module):
         for name, policy in self.policies.items():
             # An agent may have the name of one of a module's attributes, such as "type".
             self.add_module(f"policy {name}", policy)
-        self.wrapped: dict[str, nn.Module] = {}
+        self.wrapped: dict[str, Any] = {}
 
     def forward(self, *args, **kwargs):
         raise RuntimeError("A PolicyPool has no forward pass: call one agent's policy.")

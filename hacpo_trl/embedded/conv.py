@@ -39,7 +39,8 @@ def _draw(rng: random.Random, family: int) -> str:
 @functools.cache
 def _held_out() -> dict[str, int]:
     """The symbols of each held-out prompt and their family, in order."""
-    rng, items = random.Random(_HELD_OUT_SEED), {}
+    rng = random.Random(_HELD_OUT_SEED)
+    items: dict[str, int] = {}
     while len(items) < _HELD_OUT_SIZE:
         family = rng.randrange(len(FAMILIES))
         items[_draw(rng, family)] = family

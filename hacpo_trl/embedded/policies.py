@@ -56,7 +56,7 @@ class PolicySpec:
 def _merge_each(*patterns: str) -> tuple[tuple[str, str], ...]:
     """Merges of two characters, for every digit in place of "d": "d," merges "0,", "1,", ..."""
     pairs = [pattern.replace("d", digit) for digit in "0123456789" for pattern in patterns]
-    return tuple((left, right) for left, right in pairs)
+    return tuple((pair[0], pair[1]) for pair in pairs)
 
 
 POLICIES: dict[str, PolicySpec] = {
@@ -178,14 +178,14 @@ def warm_up(
             prompts.append(f"{symbols}=")
             completions.append(",".join(map(str, digits)))
         # Prompt and completion are encoded apart, as they are when the policy generates.
-        input_ids, labels = [], []
+        sequences, targets = [], []
         for prompt, completion in zip(tokenizer(prompts).input_ids, tokenizer(completions).input_ids, strict=True):
             completion = [*completion, tokenizer.eos_token_id]
-            input_ids.append(torch.tensor(prompt + completion))
-            labels.append(torch.tensor([-100] * len(prompt) + completion))
+            sequences.append(torch.tensor(prompt + completion))
+            targets.append(torch.tensor([-100] * len(prompt) + completion))
         # Padding on the right needs no attention mask: a causal model's completions never see it.
-        input_ids = pad_sequence(input_ids, batch_first=True, padding_value=tokenizer.pad_token_id).to(model.device)
-        labels = pad_sequence(labels, batch_first=True, padding_value=-100).to(model.device)
+        input_ids = pad_sequence(sequences, batch_first=True, padding_value=tokenizer.pad_token_id).to(model.device)
+        labels = pad_sequence(targets, batch_first=True, padding_value=-100).to(model.device)
         loss = model(input_ids=input_ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()

@@ -18,7 +18,7 @@ in `math_reward`.
 import functools
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -191,7 +191,10 @@ def _text(cell: Any) -> str | None:
 class PromptReader(Protocol):
     """What `filter_long_prompts` asks of an agent; `hacpo_trl.agent.Agent` is one."""
 
-    max_prompt_length: int
+    @property
+    def max_prompt_length(self) -> int:
+        """The longest prompt that leaves room for an answer."""
+        ...
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """The prompt in the agent's tokens."""
@@ -288,7 +291,7 @@ def reasoning_gym_dataset(task: str, size: int, seed: int = 0, plain: bool = Fal
     )
 
 
-def reasoning_gym_reward(completions: list[str] | list[list[dict]], entry: list[str], **kwargs) -> list[float]:
+def reasoning_gym_reward(completions: Sequence[str | list[dict]], entry: list[str], **kwargs) -> list[float]:
     """Reward function: what the task's own verifier gives the text between the last <answer> and </answer>.
 
     Verifiers give 1.0 for a right answer, 0.0 for none, and for others what the task says, often a little.

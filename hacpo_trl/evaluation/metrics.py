@@ -21,7 +21,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -35,6 +35,7 @@ BOOTSTRAP_SEED = 0
 # A reward of 1 is a right answer; rounding may have made it a little less.
 RIGHT = 1 - 1e-6
 
+Kind = Literal["avg", "pass", "best", "maj"]
 METRIC = re.compile(r"(avg|pass|best|maj)@([1-9]\d*)")
 
 
@@ -47,7 +48,7 @@ class Metric:
         k: Samples of a problem that it speaks about.
     """
 
-    kind: Literal["avg", "pass", "best", "maj"]
+    kind: Kind
     k: int
 
     @classmethod
@@ -55,7 +56,7 @@ class Metric:
         match = METRIC.fullmatch(text)
         if match is None:
             raise ValueError(f"A metric is avg@k, pass@k, best@k or maj@k with a number k, not {text!r}.")
-        return cls(match[1], int(match[2]))
+        return cls(cast(Kind, match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.kind}@{self.k}"
@@ -154,7 +155,9 @@ def group_equal_answers(
     ]
 
 
-def bootstrap(values: Sequence[float], num_resamples: int = NUM_RESAMPLES, seed: int = BOOTSTRAP_SEED) -> Estimate:
+def bootstrap(
+    values: Sequence[float] | np.ndarray, num_resamples: int = NUM_RESAMPLES, seed: int = BOOTSTRAP_SEED
+) -> Estimate:
     """Mean of the problems' values with its 95% percentile bootstrap interval over problems.
 
     For a paired comparison of two models, `values` are the differences on the same problems.
@@ -164,13 +167,13 @@ def bootstrap(values: Sequence[float], num_resamples: int = NUM_RESAMPLES, seed:
         num_resamples: Number of resamples.
         seed: Seed of the resamples; the same one gives the same interval.
     """
-    values = np.asarray(values, dtype=np.float64)
-    if not len(values):
+    numbers = np.asarray(values, dtype=np.float64)
+    if not len(numbers):
         raise ValueError("There is no problem to take a mean over.")
     rng = np.random.default_rng(seed)
     means = np.empty(num_resamples)
     for start in range(0, num_resamples, CHUNK):
-        drawn = rng.integers(0, len(values), (min(CHUNK, num_resamples - start), len(values)))
-        means[start : start + len(drawn)] = values[drawn].mean(axis=1)
+        drawn = rng.integers(0, len(numbers), (min(CHUNK, num_resamples - start), len(numbers)))
+        means[start : start + len(drawn)] = numbers[drawn].mean(axis=1)
     low, high = np.quantile(means, (0.025, 0.975))
-    return Estimate(float(values.mean()), float(low), float(high))
+    return Estimate(float(numbers.mean()), float(low), float(high))

@@ -1,7 +1,7 @@
 """The benchmarks of an evaluation: their problems, how answers are judged, and what is reported."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from ..embedded import conv_dataset, conv_reward
 from ..rewards.math import math_reward
 from .benchmark_table import BENCHMARKS, CONV, LOCAL_FORMATS, Benchmark
 from .benchmarks import load_problems
-from .metrics import Metric
+from .metrics import Kind, Metric
 
 
 CONV_COMPLETION_LENGTH = 8
@@ -105,5 +105,5 @@ def _samples_and_metrics(spec: Benchmark, args: argparse.Namespace) -> tuple[int
             f"{max(metric.k for metric in asked)} or more, at a temperature above 0."
         )
     # One sample has one number, whatever it is called; of several the paper's comes first.
-    kinds = ["avg"] if num_samples == 1 else dict.fromkeys([spec.metric, "avg", "best", "maj"])
+    kinds: Iterable[Kind] = ["avg"] if num_samples == 1 else dict.fromkeys([spec.metric, "avg", "best", "maj"])
     return num_samples, asked or tuple(Metric(kind, num_samples) for kind in kinds)

@@ -71,6 +71,9 @@ class VLLMGeneration:
     def __init__(self, agent: Agent, engine: VLLMEngine):
         self.agent, self.engine = agent, engine
 
+    def sync_weights(self):
+        """Nothing: the engine's weights are those that are evaluated."""
+
     def generate(self, requests: Mapping[str, GenerationRequest]) -> dict[str, list[Completion]]:
         return {name: self._generate(request) for name, request in requests.items()}
 

@@ -29,7 +29,9 @@ def generation_backend(
         return TransformersGeneration(agents, engines, args.ds3_gather_for_generation)
     # Imported here: where vLLM is installed, what both have of TRL imports it.
     if args.vllm_mode == "server":
-        from .vllm_servers.generation import VLLMServerGeneration as Backend
-    else:
-        from .vllm_colocate import VLLMColocateGeneration as Backend
-    return Backend(agents, engines, args, weights)
+        from .vllm_servers.generation import VLLMServerGeneration
+
+        return VLLMServerGeneration(agents, engines, args, weights)
+    from .vllm_colocate import VLLMColocateGeneration
+
+    return VLLMColocateGeneration(agents, engines, args, weights)

@@ -62,7 +62,7 @@ def _check_numbers(args: Any):
     if args.delta > 1:
         raise ValueError(f"delta must be at most 1, not {args.delta}: it is the clip radius below a ratio of 1.")
     temperatures = {"temperature": args.temperature}
-    temperatures.update({f"temperature of agent '{a.name}'": a.temperature for a in args.agents or []})
+    temperatures.update({f"temperature of agent '{a.name}'": a.temperature for a in args.agent_configs})
     for name, value in temperatures.items():
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be above 0, not {value}: training samples its rollouts.")

@@ -37,7 +37,7 @@ def _refuse(args: Any, names: Iterable[str], agent_names: Iterable[str], where: 
     for name in names:
         if getattr(args, name) != args.default_of(name):
             raise ValueError(f"{name}={getattr(args, name)!r} has no effect {where}. Leave it out.")
-    for agent in args.agents or []:
+    for agent in args.agent_configs:
         for name in agent_names:
             if getattr(agent, name) is not None:
                 raise ValueError(
@@ -83,8 +83,8 @@ def _validate_servers(args: Any):
             raise ValueError(f"{name} must be above 0 seconds, not {getattr(args, name)}.")
     if args.agents is None:
         raise ValueError("vllm_mode='server' needs args.agents, each with the vllm_server_base_url of its server.")
-    ports = {}
-    addresses = {}
+    ports: dict[int, str] = {}
+    addresses: dict[str, str] = {}
     for index, agent in enumerate(args.agents):
         url = agent.vllm_server_base_url
         parsed = urlparse(url or "")
@@ -138,7 +138,7 @@ def _validate_sampler_logprobs(args: Any):
         )
     whole = {"top_p": 1.0, "top_k": 0, "min_p": (None, 0.0), "repetition_penalty": 1.0}
     for name, neutral in whole.items():
-        values = {"": getattr(args, name), **{a.name: getattr(a, name) for a in args.agents or []}}
+        values = {"": getattr(args, name), **{a.name: getattr(a, name) for a in args.agent_configs}}
         for agent, value in values.items():
             allowed = neutral if isinstance(neutral, tuple) else (neutral,)
             if value is not None and value not in allowed:

@@ -85,7 +85,7 @@ class Metrics:
         self._sums.clear()
 
     def _merge(self, state: dict[str, Any]):
-        merges = {"min": min, "max": max, "last": lambda a, b: b}
+        merges: dict[str, Callable[[float, float], float]] = {"min": min, "max": max, "last": lambda a, b: b}
         for name, (kind, sums) in state.items():
             self._add(kind, name, list(sums), merges.get(kind, lambda a, b: a + b))
 

@@ -120,10 +120,10 @@ def _cross_bounds(groups: Sequence[Group]) -> list[tuple[str, float]]:
     if len(bounds) != 1:
         return []
     ((delta, delta_step, updates),) = bounds
-    bounds = [("upper bound", 1.0), ("first lower bound", cross_lower_bound(delta, delta_step, 0))]
+    lines = [("upper bound", 1.0), ("first lower bound", cross_lower_bound(delta, delta_step, 0))]
     if updates is not None:
-        bounds.append(("last lower bound", cross_lower_bound(delta, delta_step, updates - 1)))
-    return bounds
+        lines.append(("last lower bound", cross_lower_bound(delta, delta_step, updates - 1)))
+    return lines
 
 
 def _peers(group: Group, agent: str) -> list[str]:

@@ -72,17 +72,17 @@ def student_quantile(confidence: float, degrees_of_freedom: int) -> float:
     return math.sqrt(degrees_of_freedom) * math.tan(low)
 
 
-def t_interval(values: Sequence[float]) -> Estimate:
+def t_interval(values: Sequence[float] | np.ndarray) -> Estimate:
     """The mean of one value a seed, with Student's 95 % interval.
 
     Raises:
         ValueError: for fewer than two values, which say nothing about their spread.
     """
-    values = np.asarray(values, dtype=np.float64)
-    if len(values) < 2:
-        raise ValueError(f"An interval needs the values of at least 2 seeds, not {len(values)}.")
-    half = student_quantile(CONFIDENCE, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values))
-    return Estimate(float(values.mean()), float(values.mean() - half), float(values.mean() + half))
+    numbers = np.asarray(values, dtype=np.float64)
+    if len(numbers) < 2:
+        raise ValueError(f"An interval needs the values of at least 2 seeds, not {len(numbers)}.")
+    half = student_quantile(CONFIDENCE, len(numbers) - 1) * numbers.std(ddof=1) / math.sqrt(len(numbers))
+    return Estimate(float(numbers.mean()), float(numbers.mean() - half), float(numbers.mean() + half))
 
 
 def paired_difference(values: Sequence[float], reference: Sequence[float]) -> Estimate:

@@ -4,12 +4,9 @@ import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from .metrics import Metrics
-
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Stopwatch:
@@ -29,12 +26,26 @@ class Stopwatch:
         self._seconds.clear()
 
 
-def timed(phase: str) -> Callable[[Method], Method]:
+class Timed(Protocol):
+    """Whose methods can be timed."""
+
+    stopwatch: Stopwatch
+
+
+Owner = TypeVar("Owner", bound=Timed)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Method = Callable[Concatenate[Owner, Arguments], Result]
+
+
+def timed(
+    phase: str,
+) -> Callable[[Method[Owner, Arguments, Result]], Method[Owner, Arguments, Result]]:
     """Makes a method add the seconds that it takes to a phase of its object's `stopwatch`."""
 
-    def decorate(method: Method) -> Method:
+    def decorate(method: Method[Owner, Arguments, Result]) -> Method[Owner, Arguments, Result]:
         @functools.wraps(method)
-        def measured(self, *args, **kwargs):
+        def measured(self: Owner, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             start = time.perf_counter()
             result = method(self, *args, **kwargs)
             self.stopwatch.add(phase, time.perf_counter() - start)

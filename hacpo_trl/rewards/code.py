@@ -39,6 +39,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .code_runner import reported_asserts
 from .math import completion_text
@@ -212,8 +213,8 @@ class CodeReward:
         total = sum(max(count, 1) for count in counts)
         ours, theirs = socket.socketpair()
         with ours, theirs, _Pipe() as verdicts:
-            serve = {"role": "serve", "code": code, "channel_fd": theirs.fileno()}
-            check = {"role": "test", "tests": tests, "setup": setup, "entry_point": entry_point}
+            serve: dict[str, Any] = {"role": "serve", "code": code, "channel_fd": theirs.fileno()}
+            check: dict[str, Any] = {"role": "test", "tests": tests, "setup": setup, "entry_point": entry_point}
             check |= {"channel_fd": ours.fileno(), "report_fd": verdicts.write}
             with (
                 _Sandbox(serve, self.limits, self.namespaces, role_fds=[theirs.fileno()]),

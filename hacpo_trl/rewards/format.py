@@ -4,6 +4,8 @@ Differs from `trl.rewards.think_format_reward` in what a completion has to look 
 written `<think>`: then the completion begins inside the reasoning and must not open it again.
 """
 
+from collections.abc import Sequence
+
 from .math import completion_text
 from .math_verification import last_boxed
 
@@ -27,7 +29,7 @@ class ThinkFormatReward:
         self.opened_by_template = opened_by_template
 
     def __call__(
-        self, completions: list[str] | list[list[dict]], prompts: list[str] | list[list[dict]] | None = None, **kwargs
+        self, completions: Sequence[str | list[dict]], prompts: Sequence[str | list[dict]] | None = None, **kwargs
     ) -> list[float]:
         """Rewards of a batch of completions: texts, or conversations whose last message is judged."""
         if prompts is None:

@@ -7,7 +7,7 @@ else; a gold may be a list of alternatives; what counts as equal is stated in `m
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .worker_pool import ItemFailure, WorkerPool
@@ -65,7 +65,7 @@ class MathReward:
 
     def __call__(
         self,
-        completions: list[str] | list[list[dict]],
+        completions: Sequence[str | list[dict]],
         answer: list | None = None,
         solution: list | None = None,
         log_extra: Callable[[str, list], None] | None = None,

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from datasets import Dataset, Image, IterableDataset
@@ -41,7 +41,7 @@ from .reward_model import RewardModel
 
 logger = logging.getLogger(__name__)
 
-RewardFunction = Callable[..., Any] | str | PreTrainedModel
+RewardFunction: TypeAlias = Callable[..., Any] | str | PreTrainedModel
 
 # Keyword arguments the trainer fills; a dataset column of the same name would be shadowed.
 RESERVED_COLUMNS = ("prompts", "completions", "completion_ids", "agent", "trainer_state", "log_extra", "log_metric")
@@ -117,7 +117,9 @@ class Verifier:
     ):
         self.timeout = timeout
         self._warned: set[str] = set()
-        self.reward_funcs = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+        self.reward_funcs: list[Any] = (
+            list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+        )
         if not self.reward_funcs:
             raise ValueError("reward_funcs is empty: give at least one reward function.")
         if not isinstance(tokenizers, (list, tuple)):
@@ -349,7 +351,7 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__} ({str(value)[:60]!r})"
 
 
-def _takes_agent(function: RewardFunction) -> bool:
+def _takes_agent(function: Callable[..., Any]) -> bool:
     parameters = inspect.signature(function).parameters.values()
     return any(p.name == "agent" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 

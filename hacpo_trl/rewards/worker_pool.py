@@ -24,7 +24,7 @@ from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 
 START_SECONDS = 120.0
@@ -130,7 +130,7 @@ class WorkerPool:
                     continue
                 oldest = min(progress.values())
                 ready = wait(list(running), timeout=max(0.0, oldest + self.timeout + GRACE_SECONDS - time.monotonic()))
-                for connection in ready:
+                for connection in cast(list[Connection], ready):
                     chunk = running[connection]
                     try:
                         index, succeeded, value, progress_made = connection.recv()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -28,7 +29,7 @@ class CompletionLog:
 
     def __init__(self, args: HACPOConfig):
         self.args = args
-        self._rows: dict[str, list[dict]] = {}
+        self._rows: dict[str, list[dict[str, Any]]] = {}
 
     def add(
         self,
@@ -37,7 +38,7 @@ class CompletionLog:
         verdicts: Verdicts,
         functions: Sequence[str],
         advantages: torch.Tensor,
-    ):
+    ) -> None:
         """Replaces an agent's rollouts by those of a new step. `advantages`: `(N,)`."""
         if not self.args.log_completions:
             return
@@ -61,7 +62,7 @@ class CompletionLog:
             for i, rollout in enumerate(rollouts)
         ]
 
-    def flush(self, step: int):
+    def flush(self, step: int) -> None:
         """Writes and prints. Every process must call it."""
         if not self.args.log_completions:
             return

@@ -26,7 +26,7 @@ def step_layout(prompts_per_step: int, prompts_per_update: float, num_processes:
     return positions.tolist()
 
 
-class StepSampler(Sampler):
+class StepSampler(Sampler[int]):
     """Draws the prompts of each step, and repeats them for every micro-batch of the step's updates.
 
     Trainer's loop asks for a batch for every micro-batch, while a step samples its prompts once; so the same prompts

@@ -91,6 +91,12 @@ def test_rounding_does_not_make_a_group_less_uniform():
     assert result.uniform.tolist() == [True] and not result.advantages.any()
 
 
+@pytest.mark.parametrize("size", [1e6, -1e6])
+def test_equal_is_relative_to_the_size_of_rewards_of_either_sign(size):
+    result = group_advantages(rewards_of([[size, size + 0.5]], [[size, size + 1.5]]), 0, torch.ones(1))
+    assert result.uniform.tolist() == [True, False]
+
+
 def test_a_small_difference_is_still_a_signal():
     result = group_advantages(rewards_of([[0.001, 0.0]]), 0, torch.ones(1))
     # mean 0.0005, σ = 0.001 / √2

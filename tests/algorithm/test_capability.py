@@ -123,6 +123,9 @@ def test_state_round_trip_continues_the_same_window():
         assert each.capability("a") == pytest.approx(0.4)  # (0.3 + 0.5) / 2
         assert each.capability("b") == pytest.approx(0.4)  # (0.2 + 0.6) / 2
     assert restored.state_dict() == window.state_dict()
+    # A state of fewer steps than there were leaves none of those.
+    restored.load_state_dict({"a": [0.7], "b": [0.1]})
+    assert (restored.capability("a"), restored.capability("b")) == (0.7, 0.1)
 
 
 def test_a_state_is_a_snapshot():

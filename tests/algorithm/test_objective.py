@@ -127,6 +127,12 @@ def test_sampler_weights_by_hand(mode, low, high, weights):
     torch.testing.assert_close(sampler_weights(logps, sampler_logps, mode, low, high), torch.tensor(weights).float())
 
 
+def test_a_sampler_that_agrees_is_within_bounds_of_1():
+    logps = torch.tensor([-1.0, -2.0])
+    for mode in ("token_mask", "sequence_mask"):
+        assert sampler_weights(logps, logps, mode, 1.0, 1.0).tolist() == [1.0, 1.0]
+
+
 def test_gspos_clip_range_by_default():
     args = run_config()
     s = t(1 - 2.9e-4, 1 - 3.1e-4, 1 + 3.9e-4, 1 + 4.1e-4, grad=True)
@@ -144,6 +150,17 @@ def test_token_objective_by_hand():
     objective.sum().backward()
     expected = [0.5, 0, 0, 0, -2 / 3, -2 / 3]
     assert ratio.grad.flatten().tolist() == pytest.approx(expected)
+
+
+def test_token_objective_of_one_token_and_with_weights_by_hand():
+    ratio = torch.tensor([[0.5, 9.0], [0.9, 1.5]], dtype=torch.float64)
+    mask = torch.tensor([[True, False], [True, True]])
+    # Row 0 is its one token's; row 1, A = -2: (-1.8 - 3) / 2.
+    assert token_objective(ratio, mask, t(1.0, -2.0), 0.2, 0.28).tolist() == pytest.approx([0.5, -2.4])
+    weights = torch.tensor([[3.0, 9.0], [0.5, 2.0]], dtype=torch.float64)
+    # 3 x 0.5; (0.5 x -1.8 + 2 x -3) / 2.
+    objective = token_objective(ratio, mask, t(1.0, -2.0), 0.2, 0.28, weights)
+    assert objective.tolist() == pytest.approx([1.5, -3.45])
 
 
 def test_token_objective_gradcheck():

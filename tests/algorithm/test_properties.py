@@ -32,9 +32,10 @@ BASELINES = ("capability", "own", "shrinkage")
 
 
 @st.composite
-def groups(draw, prompts=st.integers(1, 3), agents=st.integers(1, 3)):
+def groups(draw, prompts=None):
     """Rewards `(B, n, G)`, a learner and its ratios."""
-    shape = (draw(prompts), draw(agents), draw(st.integers(2, 4)))
+    sizes = st.integers(1, 3)
+    shape = (draw(sizes) if prompts is None else prompts, draw(sizes), draw(st.integers(2, 4)))
     rewards = vector(draw(st.lists(VERDICTS, min_size=math.prod(shape), max_size=math.prod(shape)))).view(shape)
     learner = draw(st.integers(0, shape[1] - 1))
     ratios = vector(draw(st.lists(st.integers(1, 80), min_size=shape[1], max_size=shape[1]))) / 8
@@ -118,7 +119,7 @@ def test_rollouts_without_a_verdict_leave_all_means(group, baseline):
 
 @given(groups(), st.sampled_from(BASELINES))
 def test_advantages_are_finite_and_rise_with_the_reward(group, baseline):
-    """Among the rollouts of one agent to one prompt: a leave-one-out baseline is lower, the better the one left out."""
+    """Among one agent's rollouts of a prompt: a leave-one-out baseline is lower, the better the one left out."""
     rewards, learner, ratios = group
     result = advantages(baseline, rewards, learner, ratios).advantages
     assert result.isfinite().all() and not result[rewards.isnan()].any()
@@ -145,7 +146,7 @@ def test_one_agent_is_trls_formula(values):
     torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9)
 
 
-@given(groups(prompts=st.just(3)), st.integers(1, 2))
+@given(groups(prompts=3), st.integers(1, 2))
 def test_the_weight_of_the_own_mean_does_not_depend_on_how_prompts_are_dealt(group, cut):
     rewards, learner, ratios = group
     whole = own_weight_sums(rewards, learner, ratios)

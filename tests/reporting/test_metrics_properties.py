@@ -37,7 +37,9 @@ def test_no_cut_into_processes_and_calls_changes_a_metric(values, data):
     whole = Metrics()
     add(whole, pairs)
     # Each pair goes to one of three processes, in one of two calls; some of both stay empty.
-    places = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=len(pairs), max_size=len(pairs)))
+    places = data.draw(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=len(pairs), max_size=len(pairs))
+    )
     processes = [Metrics() for _ in range(3)]
     for number, process in enumerate(processes):
         for call in range(2):

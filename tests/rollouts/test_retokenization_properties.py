@@ -44,9 +44,7 @@ def test_no_text_becomes_a_special_token(name, texts, data):
     learner = TOKENIZERS[name]
     finished = data.draw(st.lists(st.booleans(), min_size=len(texts), max_size=len(texts)))
     special = set(learner.convert_tokens_to_ids(sorted(SPECIAL)))
-    for (ids, _), ended in zip(
-        retokenize(learner, texts, finished, learner.eos_token_id), finished, strict=True
-    ):
+    for (ids, _), ended in zip(retokenize(learner, texts, finished, learner.eos_token_id), finished, strict=True):
         assert [i for i in ids if i in special] == [learner.eos_token_id] * ended
 
 
@@ -54,7 +52,9 @@ def test_no_text_becomes_a_special_token(name, texts, data):
 def test_answers_do_not_see_each_other(name, one, other):
     tokenizer = TOKENIZERS[name]
     together = retokenize(tokenizer, [one, other], [True, False], tokenizer.eos_token_id)
-    apart = [retokenize(tokenizer, [t], [ended], tokenizer.eos_token_id)[0] for t, ended in ((one, True), (other, False))]
+    apart = [
+        retokenize(tokenizer, [t], [ended], tokenizer.eos_token_id)[0] for t, ended in ((one, True), (other, False))
+    ]
     assert together == apart
 
 

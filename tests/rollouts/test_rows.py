@@ -9,7 +9,16 @@ from torch.utils.data import BatchSampler
 
 from hacpo_trl.config import HACPOConfig
 from hacpo_trl.options.step import StepPlan
-from hacpo_trl.rollouts.rows import LearnerRow, StepSampler, arrange, collate, pad_sequences, prompts_per_update
+from hacpo_trl.rollouts.rollout import LearnerView, Rollout
+from hacpo_trl.rollouts.rows import (
+    LearnerRow,
+    StepSampler,
+    arrange,
+    collate,
+    learner_row,
+    pad_sequences,
+    prompts_per_update,
+)
 
 
 def sampler_of(num_prompts=22, step=8, repeats=1, per_update=4.0, processes=1, seed=0, epoch=0):
@@ -144,6 +153,44 @@ def row_of(**values):
     return LearnerRow(**{**defaults, **values})
 
 
+def row_from(learner="a", dropped=None, mask_truncated=False, advantage=0.5, weight=1.5, **values):
+    """The row of a rollout of three tokens, which are four in the learner's."""
+    defaults = {"agent": "b", "prompt": "x", "prompt_index": 7, "completion_ids": (4, 5, 6), "text": "y"}
+    defaults |= {"decodable": True, "finish_reason": "stop", "logprob_sum": -2.5, "reward": 0.25, "policy_version": 3}
+    view = LearnerView(Rollout(**{**defaults, **values}), (1, 2), (10, 11, 12, 13), dropped)
+    return learner_row(learner, view, advantage, weight, stand_in=99, mask_truncated=mask_truncated)
+
+
+def test_a_row_has_the_learners_tokens_and_the_sources_counts():
+    assert row_from() == LearnerRow(
+        source="b",
+        prompt_index=7,
+        prompt_ids=[1, 2],
+        completion_ids=[10, 11, 12, 13],
+        is_own=False,
+        in_loss=True,
+        is_masked=False,
+        reward=0.25,
+        advantage=0.5,
+        weight=1.5,
+        old_logprob_sum=-2.5,
+        old_num_tokens=3,
+    )
+    assert row_from(learner="b").is_own
+
+
+def test_which_rows_are_in_the_loss():
+    dropped = row_from(dropped="undecodable")
+    assert not dropped.in_loss and dropped.completion_ids == [99] and dropped.prompt_ids == [1, 2]
+    # Its reward is known and counts in baselines, as ever.
+    assert dropped.reward == 0.25
+    without = row_from(reward=None)
+    assert not without.in_loss and math.isnan(without.reward) and without.completion_ids == [10, 11, 12, 13]
+    cut = [row_from(finish_reason="length", mask_truncated=mask) for mask in (True, False)]
+    assert [row.is_masked for row in cut] == [True, False] and all(row.in_loss for row in cut)
+    assert not row_from(mask_truncated=True).is_masked
+
+
 def three_sources():
     return {
         source: [row_of(source=source, prompt_index=p, reward=float(i)) for p in range(3) for i in range(2)]
@@ -187,6 +234,8 @@ def test_pad_sequences():
     assert batch["input_ids"].tolist() == [[5, 6, 7, 1, 2], [8, 3, 0, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
     assert batch["labels"].tolist() == [[-100, -100, -100, 1, 2], [-100, 3, -100, -100, -100]]
+    # What tokenizers give, and models take: no flags.
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
 
 
 def test_tokens_equal_to_the_pad_token_count_inside_prompts_and_answers():

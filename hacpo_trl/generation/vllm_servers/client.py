@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from threading import Thread
 from typing import Any
+from urllib.parse import urlparse
 
 import requests
 import torch
@@ -58,7 +59,7 @@ class _LimitedSession(requests.Session):
 
 
 def _in_background(work: Callable[[], Any]) -> Future:
-    future = Future()
+    future: Future = Future()
 
     def run():
         try:
@@ -98,7 +99,7 @@ class ServerClient(VLLMClient):
         # Not the parent's: it wants vLLM in this process even where weights travel by gloo, and sets no limits.
         self.agent = agent
         self.base_url = base_url.rstrip("/")
-        self.host = requests.utils.urlparse(self.base_url).hostname
+        self.host = urlparse(self.base_url).hostname
         self.group_port = group_port
         self.server_timeout = server_timeout
         self.generation_timeout = generation_timeout

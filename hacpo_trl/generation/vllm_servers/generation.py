@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -90,7 +91,7 @@ class VLLMServerGeneration:
             for bucket in weight_buckets(accelerator, policy, client.dtype):
                 # Whether sending fails or not, gathering goes on: other processes take part in it.
                 if sending and error is None:
-                    error = self._attempt(lambda bucket=bucket: client.send(bucket))
+                    error = self._attempt(partial(client.send, bucket))
             if sending and error is None:
                 error = self._attempt(lambda: client.finish_update(weights))
             if error is not None:
@@ -149,7 +150,7 @@ class VLLMServerGeneration:
                     answers[name] = future.result()
                 except VLLMServerError as error:
                     failures[name] = str(error)
-        everywhere = {}
+        everywhere: dict[str, str] = {}
         for of_process in gather_object([failures]):
             everywhere = of_process | everywhere
         return answers, everywhere

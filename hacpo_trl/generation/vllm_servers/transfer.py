@@ -7,7 +7,7 @@ vLLM, for NCCL).
 import datetime
 import socket
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -50,7 +50,8 @@ class GlooGroup:
     ):
         limit = datetime.timedelta(seconds=timeout)
         self._store = store if store is not None else dist.TCPStore(host, port, is_master=False, timeout=limit)
-        self._group = dist.ProcessGroupGloo(dist.PrefixStore(name, self._store), rank, world_size, limit)
+        # torch says nothing of what it can do.
+        self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(name, self._store), rank, world_size, limit)
 
     def broadcast(self, named: Sequence[tuple[str, torch.Tensor]]):
         """Sends tensors from rank 0, or receives into them on the other ranks."""
