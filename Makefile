@@ -10,20 +10,32 @@ VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 # Tests run side by side in as many processes; each takes a core, and up to 3 GB.
 WORKERS ?= 2
+# What `make test-fast` runs: what is pure, and of the rest a step of the trainer and two comparisons with TRL.
+FAST := tests/algorithm tests/rollouts tests/options tests/reporting \
+	tests/test_trainer.py::test_metrics \
+	tests/test_trainer.py::test_the_mean_over_two_processes_losses_is_the_loss_of_one \
+	"tests/test_parity_with_trl.py::test_three_updates_equal_grpo_trainer[3-sequence-0.1]" \
+	"tests/test_parity_with_trl.py::test_three_updates_equal_grpo_trainer[1-token-0.0]"
+# Environments of their own, made anew each time: for the wheel, and for the lowest versions.
+WHEEL_VENV ?= .venv-wheel
+LOWEST_VENV ?= .venv-lowest
 # `make test COVERAGE=1` also says which share of the package's lines the tests run, room by room.
 COVERAGE ?=
 
-.PHONY: help demo demo-vllm miniature test test-distributed test-vllm test-extras install install-vllm quality style clean
+.PHONY: help demo demo-vllm miniature test test-fast test-distributed test-vllm test-extras test-lowest wheel-test install install-vllm quality style clean
 
 help:
 	@echo "make demo              train two tiny agents on the CPU (sets up $(VENV) first; a few minutes in all)"
 	@echo "make demo-vllm         the same, sampled by two vLLM servers (sets up $(VLLM_VENV), too)"
 	@echo "make miniature         compare HACPO with other methods over five seeds on the CPU (about ten minutes)"
 	@echo "make test              run the tests (sets up $(VENV) first)"
+	@echo "make test-fast         those that take seconds, and some of the trainer's (less than a minute)"
+	@echo "make test-lowest       some of the tests with the lowest versions that setup.cfg allows"
+	@echo "make wheel-test        build the wheel, and train with it from outside of this folder"
 	@echo "make test-distributed  run the tests that need DeepSpeed (sets it up first)"
 	@echo "make test-vllm         run the tests that need vLLM servers (sets up $(VLLM_VENV), too)"
 	@echo "make test-extras       run the tests of optional extras (needs a C compiler for one of them)"
-	@echo "make quality           lint and format check"
+	@echo "make quality           lint, format and type check"
 	@echo "make style             format"
 	@echo "make clean             remove $(VENV), outputs and caches"
 
@@ -65,14 +77,27 @@ ifneq ($(COVERAGE),)
 	$(BIN)/python .ci/coverage_by_room.py
 endif
 
-# What is pure, and of the rest one run of the trainer, one within a step's updates, one against TRL.
 test-fast: install
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup \
-		tests/algorithm tests/rollouts tests/options tests/reporting \
-		tests/test_trainer.py::test_metrics \
-		tests/test_trainer.py::test_the_mean_over_two_processes_losses_is_the_loss_of_one \
-		"tests/test_parity_with_trl.py::test_three_updates_equal_grpo_trainer[3-sequence-0.1]" \
-		"tests/test_parity_with_trl.py::test_three_updates_equal_grpo_trainer[1-token-0.0]"
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(FAST)
+
+# The wheel in an empty environment, used from a folder that has nothing of this checkout.
+wheel-test: install
+	rm -rf build dist $(WHEEL_VENV)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --constraint constraints.txt dist/hacpo_trl-*.whl
+	folder=$$(mktemp -d) && cd $$folder && $(abspath $(WHEEL_VENV))/bin/hacpo train --max_steps 8 --test_size 16 \
+		--output_dir $$folder/run && test -f $$folder/run/qwen/config.json -a -f $$folder/run/llama/config.json
+	rm -rf $(WHEEL_VENV)
+
+# The fast tests, and all of the trainer and of the comparison with TRL, with the lowest versions that are allowed.
+test-lowest:
+	rm -rf $(LOWEST_VENV)
+	$(PYTHON) -m venv $(LOWEST_VENV)
+	$(LOWEST_VENV)/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable ".[dev]"
+	$(LOWEST_VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(FAST) \
+		tests/test_trainer.py tests/test_parity_with_trl.py
+	rm -rf $(LOWEST_VENV)
 
 test-distributed: install
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "deepspeed==0.19.8"
@@ -96,4 +121,5 @@ style: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) outputs .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(WHEEL_VENV) $(LOWEST_VENV) build dist outputs *.egg-info \
+		.pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage
