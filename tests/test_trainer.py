@@ -265,6 +265,10 @@ def test_the_mean_over_two_processes_losses_is_the_loss_of_one(tmp_path, monkeyp
 
     whole = gradient(rows)
     assert whole.abs().max() > 1e-3
+    # A mean over the update's rows: were there twice as many, these would count half.
+    trainer._rows_in_loss["qwen"][0] *= 2
+    torch.testing.assert_close(gradient(rows) * 2, whole, rtol=1e-4, atol=1e-6)
+    trainer._rows_in_loss["qwen"][0] /= 2
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
     # Uneven in what moves the policy, as shares are.
     torch.testing.assert_close((gradient(rows[:3]) + gradient(rows[3:])) / 2, whole, rtol=1e-4, atol=1e-6)
