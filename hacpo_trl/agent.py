@@ -16,7 +16,6 @@ from typing import Any
 
 from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from trl.data_utils import is_conversational
 
 from .config import AgentConfig, HACPOConfig
 from .files import AGENT_SETTINGS
@@ -237,7 +236,7 @@ class Agent:
         A BOS token stands in front exactly once if the template or the tokenizer wants one.
         """
         self._check_prompt(prompt)
-        if is_conversational({"prompt": prompt}):
+        if not isinstance(prompt, str):
             if self.chat_template is None:
                 raise ValueError(
                     f"Agent '{self.name}': the prompts are conversations, but its tokenizer has no chat template. "

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils.peft_utils import find_adapter_config_file
 from trl.trainer.utils import create_model_from_path
 
-from .agent import REFERENCE_ADAPTER, Agent
+from .agent import REFERENCE_ADAPTER, Agent, merged
 from .config import AgentConfig, HACPOConfig
 from .options.agent import parse_agents
 
@@ -59,7 +59,7 @@ def load_model(config: AgentConfig, args: HACPOConfig) -> nn.Module:
 
 
 def _model_kwargs(config: AgentConfig, args: HACPOConfig) -> dict[str, Any]:
-    kwargs = {**(args.model_init_kwargs or {}), **(config.model_init_kwargs or {})}
+    kwargs = merged(args.model_init_kwargs, config.model_init_kwargs)
     kwargs.setdefault("trust_remote_code", args.trust_remote_code)
     return kwargs
 
@@ -79,7 +79,7 @@ def _load_whole(path: str, kwargs: dict[str, Any], name: str) -> PreTrainedModel
     return create_model_from_path(path, architecture, **kwargs)
 
 
-def load_tokenizer(config: AgentConfig, args: HACPOConfig, model: nn.Module) -> PreTrainedTokenizerBase:
+def load_tokenizer(config: AgentConfig, args: HACPOConfig, model: Any) -> PreTrainedTokenizerBase:
     """Loads one agent's tokenizer from where its model came from, unless `tokenizer_name_or_path` says otherwise."""
     own = config.tokenizer_name_or_path
     model_path = config.model_name_or_path or model.config._name_or_path
@@ -232,7 +232,7 @@ def build_agents(
                 f"{argument} must be a mapping with an entry for each agent, such as {{'qwen': ...}}, not a "
                 f"{type(given).__name__}."
             )
-    named = args.agents if args.agents is not None else parse_agents([{"name": name} for name in models])
+    named = args.agent_configs or parse_agents([{"name": name} for name in models or ()]) or []
     configs = {config.name: config for config in named}
     if models is not None and set(models) != set(configs):
         raise ValueError(

@@ -233,8 +233,8 @@ class HACPOTrainer(StepCheckpoints):
             answers[name] = Answers(answered, [agent.text_for_rewards(of_completion) for of_completion in ids], ids)
             log_completions(self.metrics, name, of_agent)
         verdicts = self.verifier.verify(answers, self.state)
-        for name, of_agent in verdicts.items():
-            log_verdicts(self.metrics, name, of_agent, self.verifier.names)
+        for name in verdicts:
+            log_verdicts(self.metrics, name, verdicts[name], self.verifier.names)
         return texts, verdicts
 
     @timed("verify")

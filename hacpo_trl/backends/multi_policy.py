@@ -86,10 +86,12 @@ class MultiPolicyTrainer(Checkpoints):
                 "`accelerate launch`, or make one GPU visible with CUDA_VISIBLE_DEVICES."
             )
 
-    def train(self, *args, **kwargs):
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
+        """As transformers', and from `args.resume_from_checkpoint` where it is told nothing."""
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset; this trainer was made without one, to evaluate or save.")
-        return super().train(*args, **kwargs)
+        resume_from_checkpoint = resume_from_checkpoint or self.args.resume_from_checkpoint
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def predict(self, *args, **kwargs):
         raise NotImplementedError(

@@ -1,7 +1,7 @@
 """The benchmarks by name: where they are, what their columns mean, and how the paper evaluates on them."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 # The embedded task among the benchmarks of an evaluation.
@@ -45,8 +45,8 @@ class Benchmark:
     num_samples: int = 1
 
 
-_MATH = {"hub_id": "DigitalLearningGmbH/MATH-lighteval", "answer": "solution", "answer_form": "boxed"}
-_GSM8K = {"hub_id": "openai/gsm8k", "config": "main", "problem": "question", "answer_form": "hashes"}
+_MATH: dict[str, Any] = {"hub_id": "DigitalLearningGmbH/MATH-lighteval", "answer": "solution", "answer_form": "boxed"}
+_GSM8K: dict[str, Any] = {"hub_id": "openai/gsm8k", "config": "main", "problem": "question", "answer_form": "hashes"}
 
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark

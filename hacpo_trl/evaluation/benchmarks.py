@@ -219,7 +219,11 @@ def filter_long_prompts(
     for index, prompt in enumerate(dataset["prompt"]):
         fits = True
         for agent_name, agent in agents.items():
-            if len(agent.encode_prompt(prompt)) > agent.max_prompt_length:
+            try:
+                length = len(agent.encode_prompt(prompt))
+            except ValueError as error:
+                raise ValueError(f"Row {index} of {name}: {error}") from error
+            if length > agent.max_prompt_length:
                 too_long[agent_name] += 1
                 fits = False
         if fits:

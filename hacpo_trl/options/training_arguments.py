@@ -34,6 +34,8 @@ WORKS = {
     "dataloader_drop_last",
     # Set by transformers itself where there is an eval_strategy.
     "do_eval",
+    # What `train` resumes from where it is told nothing.
+    "resume_from_checkpoint",
 }
 # Fields that are checked by `checks.py`, or in part below.
 CHECKED = {"fp16", "auto_find_batch_size", "remove_unused_columns", "accelerator_config"}
@@ -62,7 +64,6 @@ NO_MEANING = {
     "parallelism_config": "log-probabilities of whole answers are needed on one process",
     "do_train": "call trainer.train()",
     "do_predict": "call trainer.evaluate()",
-    "resume_from_checkpoint": "pass it to trainer.train(), or --resume on the command line",
 }
 # Of accelerator_config: the same.
 NO_MEANING_TO_ACCELERATOR = {

@@ -327,8 +327,8 @@ def checked_rewards(name: str, agent: str, rewards: Any, expected: int) -> list[
         raise TypeError(f"{whose} a coroutine that nothing awaits, not {wanted}. Declare the function `async def`.")
     if isinstance(rewards, (str, bytes, Mapping, set)) or not isinstance(rewards, Iterable):
         raise TypeError(f"{whose} {_kind(rewards)}, not {wanted}.")
-    if getattr(rewards, "ndim", 1) != 1:
-        raise TypeError(f"{whose} {_kind(rewards)} of {rewards.ndim} dimensions, not {wanted}.")
+    if (dimensions := getattr(rewards, "ndim", 1)) != 1:
+        raise TypeError(f"{whose} {_kind(rewards)} of {dimensions} dimensions, not {wanted}.")
     rewards = list(rewards)
     if len(rewards) != expected:
         raise ValueError(

@@ -96,7 +96,7 @@ def simulate(
     prompts, agents = success.shape
     capability = CapabilityWindow(list(map(str, range(agents))), window)
     keys = [(name, learner) for name in names for learner in range(agents)]
-    errors = {key: [] for key in keys}
+    errors: dict[tuple[str, int], list[torch.Tensor]] = {key: [] for key in keys}
     chosen_in_step = []
     for step in range(steps + window - 1):
         chosen = torch.randperm(prompts, generator=generator)[:prompts_per_step]

@@ -61,6 +61,14 @@ def test_between_steps_it_may_change_and_that_is_said(tmp_path, caplog):
     assert trainer.state.log_history[-2]["qwen/learning_rate"] < 1e-3
 
 
+def test_the_setting_resumes_where_train_is_told_nothing(tmp_path):
+    run = began(tmp_path)
+    trainer = tiny.trainer(tmp_path / "other", **SETTINGS, resume_from_checkpoint=str(run / "checkpoint-4"))
+    trainer.train()
+    assert [log["step"] for log in trainer.state.log_history if "loss" in log] == [1, 2, 3, 4, 5, 6]
+    assert not (tmp_path / "other" / "checkpoint-4").exists()
+
+
 def test_the_same_settings_are_nothing_to_say(tmp_path, caplog):
     run = began(tmp_path)
     with caplog.at_level(logging.WARNING):

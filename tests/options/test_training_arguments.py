@@ -26,7 +26,6 @@ OTHER = {
     "liger_kernel_config": {"rope": True},
     "torch_empty_cache_steps": 3,
     "debug": "underflow_overflow",
-    "resume_from_checkpoint": "outputs/checkpoint-1",
 }
 
 

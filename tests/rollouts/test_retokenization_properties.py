@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_agents import tiny_agent
 
 from hacpo_trl.embedded import POLICIES
 from hacpo_trl.embedded.policies import make_tokenizer
@@ -62,12 +63,14 @@ def test_answers_do_not_see_each_other(name, one, other):
 def test_any_sampled_ids_are_decodable_or_said_not_to_be(name, ids):
     """Policies sample what they like: cut characters, control tokens amid an answer, rows of padding."""
     tokenizer = TOKENIZERS[name]
-    completion = completion_of(ids, [tokenizer.eos_token_id])
+    ends = ids.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in ids else None
+    completion = completion_of(tiny_agent(name, tokenizer), ids)
+    assert completion.ids == tuple(ids[:ends])
     text, decodable = decode_completion(tokenizer, completion.ids, [tokenizer.eos_token_id])
     body = completion.ids[:-1] if completion.finish_reason == "stop" else completion.ids
-    assert not decodable or all(i < len(tokenizer) for i in body)
+    assert not decodable or all(i < len(tokenizer) and i not in tokenizer.all_special_ids for i in body)
     # What is decodable reads the same to everybody.
     if decodable:
         ((back, kept),) = retokenize(tokenizer, [text], [False], tokenizer.eos_token_id)
         assert kept and tokenizer.decode(back) == text
-        assert text == tokenizer.decode([i for i in body if i not in tokenizer.all_special_ids])
+        assert text == tokenizer.decode(body)

@@ -148,7 +148,7 @@ def servers_of(
         on_cpu: See `server_of`; None looks at this machine.
         changes: What training is told to set in place of the recipe's settings.
     """
-    recipe = read_recipe(config) | (changes or {})
+    recipe = {**read_recipe(config), **(changes or {})}
     agents = parse_agents(recipe.get("agents"))
     if agents is None:
         raise ValueError(f"{config} names no agents.")
