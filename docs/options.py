@@ -117,7 +117,7 @@ def own_part() -> str:
     for title, options in sections():
         parts += [f"## {title}\n", table([described(option) for option in options])]
     parts += [AGENTS, table(agent_rows(), ("option", ""))]
-    parts += [SCRIPT, table([described(option) for option in fields(ScriptArguments)])]
+    parts += [SCRIPT, table([described(option) for option in fields(ScriptArguments) if option.init])]
     return "\n".join(parts)
 
 

@@ -46,9 +46,10 @@ def user_errors(*further: type[Exception]) -> Iterator[None]:
     Args:
         further: Further types of errors, beside wrong values, files and modules.
     """
+    kinds: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, *further)
     try:
         yield
-    except (ValueError, OSError, ImportError, *further) as error:
+    except kinds as error:
         if os.environ.get(TRACEBACK) == "1":
             raise
         fail(_message(error))

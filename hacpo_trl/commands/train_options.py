@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
 
@@ -21,7 +21,7 @@ class ScriptArguments:
     """What to train on, and how to look at it."""
 
     # Whether it is the embedded default that is run, for want of a recipe.
-    is_embedded_default: ClassVar[bool] = False
+    is_embedded_default: bool = field(default=False, init=False)
 
     task: str | None = field(
         default=None,

@@ -39,13 +39,13 @@ def main_console(training_args: HACPOConfig) -> Console:
 
 def with_embedded_policies(training_args: HACPOConfig, console: Console) -> HACPOConfig:
     """Makes the policies that agents name as `embedded:...` and puts their paths in place."""
-    paths = [agent.model_name_or_path or "" for agent in training_args.agents]
+    paths = [agent.model_name_or_path or "" for agent in training_args.agent_configs]
     if not any(path.startswith(EMBEDDED) for path in paths):
         return training_args
     # They are no faster on more threads, and far slower where other programs want the cores.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     agents = []
-    for agent, path in zip(training_args.agents, paths, strict=True):
+    for agent, path in zip(training_args.agent_configs, paths, strict=True):
         if path.startswith(EMBEDDED):
             with training_args.main_process_first(desc="making embedded policies"):
                 path = policy_path(path.removeprefix(EMBEDDED), training_args.seed, progress=console.print)
@@ -61,7 +61,7 @@ def make_trainer(script_args: ScriptArguments, training_args: HACPOConfig, conso
     training_args = with_embedded_policies(training_args, console)
     train_dataset, eval_dataset, reward_funcs = load_task(script_args, training_args)
     if eval_dataset is not None:
-        training_args = replace(training_args, eval_on_start=True)
+        training_args.eval_on_start = True
     return HACPOTrainer(
         reward_funcs=reward_funcs, args=training_args, train_dataset=train_dataset, eval_dataset=eval_dataset
     )
