@@ -79,8 +79,9 @@ def train(trainer: HACPOTrainer, resume: bool = False) -> tuple[Evaluation, Eval
     trainer.train(resume_from_checkpoint=checkpoint)
     evaluations = None
     if trainer.eval_dataset is not None:
-        before = next(log for log in trainer.state.log_history if "eval_reward" in log)
-        evaluations = before, trainer.evaluate()
+        after = trainer.evaluate()
+        # A run that is continued may have begun without held-out prompts.
+        evaluations = next(log for log in trainer.state.log_history if "eval_reward" in log), after
     trainer.save_model()
     trainer.save_state()
     if args.push_to_hub:

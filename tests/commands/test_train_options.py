@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, fields
 
 import pytest
+import transformers
 import yaml
 
 from hacpo_trl.commands import early_checks, train_help
@@ -146,10 +147,24 @@ def test_a_launched_process_starts_no_others(monkeypatch, capsys):
 
 
 # ---- help -----------------------------------------------------------------------------------------------------------
+made_with_this_version = pytest.mark.skipif(
+    train_help.MADE_WITH.format(transformers.__version__) not in HELP.read_text(encoding="utf-8"),
+    reason="the help was made with another version of transformers",
+)
+
+
+def test_the_help_was_made_with_a_version_that_ci_installs(repository):
+    pinned = [line for line in (repository / "constraints.txt").read_text().splitlines() if "transformers==" in line]
+    version = pinned[0].partition("==")[2]
+    assert train_help.MADE_WITH.format(version) in HELP.read_text(encoding="utf-8")
+
+
+@made_with_this_version
 def test_the_help_is_of_the_options_there_are():
     assert HELP.read_text(encoding="utf-8") == make_help(), "run `python -m hacpo_trl.commands.train_help`"
 
 
+@made_with_this_version
 def test_every_option_is_in_the_help_once_and_hacpos_come_first():
     text = HELP.read_text(encoding="utf-8")
     shown = early_checks.OPTION.findall(text)

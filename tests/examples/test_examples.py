@@ -1,4 +1,4 @@
-"""What a newcomer runs first: the example script under its launcher, and the README's task."""
+"""What a newcomer runs first: the demo, by the example script and by `hacpo train`, and the README's task."""
 
 import os
 import re
@@ -27,15 +27,14 @@ def demo(repository, env, output_dir, *options):
         *("--config_file", str(repository / "configs" / "accelerate" / "cpu.yaml")),
         *("--num_cpu_threads_per_process", "1"),
         str(repository / "examples" / "train_qwen_llama.py"),
-        *("--config", str(repository / "configs" / "recipes" / "tiny.yaml"), "--output_dir", str(output_dir)),
-        *("--test_size", "64", *options),
+        *("--output_dir", str(output_dir), "--test_size", "64", *options),
     ]
     return run(command, env)
 
 
 def test_the_demo_learns_and_continues(repository, policies, tmp_path):
-    """Forty updates of the demo's recipe: both agents are better than before, and the command line wins over the
-    recipe."""
+    """Forty updates of the embedded default, which the script runs without a recipe: both agents are better than
+    before, the command line wins, and `hacpo train` continues what the script has begun."""
     printed = demo(repository, policies, tmp_path, "--max_steps", "40", "--save_steps", "20")
     assert "HACPO after 40 updates of each agent" in printed
     for name in ("qwen", "llama"):
@@ -54,8 +53,12 @@ def test_the_demo_learns_and_continues(repository, policies, tmp_path):
     header, first, *_ = [line for line in printed.splitlines() if "reward" in line or re.match(r"\s+16 ", line)]
     assert header.split()[:3] == ["update", "qwen", "reward"] and len(first.split()) == 8
 
-    printed = demo(repository, policies, tmp_path, "--max_steps", "48", "--save_steps", "20", "--resume")
-    assert "HACPO after 48 updates of each agent" in printed
+    assert "hacpo recipes qwen3-4b+llama3.2-3b > my.yaml" in printed
+
+    recipe = ["--config", str(repository / "configs" / "recipes" / "tiny.yaml"), "--output_dir", str(tmp_path)]
+    continuing = ["--test_size", "64", "--max_steps", "48", "--save_steps", "20", "--resume"]
+    printed = run([sys.executable, "-m", "hacpo_trl", "train", *recipe, *continuing], policies)
+    assert "HACPO after 48 updates of each agent" in printed and "my.yaml" not in printed
 
 
 def test_the_readmes_task(repository, policies, tmp_path):
