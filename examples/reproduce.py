@@ -334,7 +334,7 @@ def present(args: argparse.Namespace, console: Console):
         note += f", the first {args.limit} problems of each benchmark"
     if paper_results(args.pair_name):
         note += ". In parentheses the paper's (arXiv 2603.02604v1, Tables 1 and 7); its means are of the row."
-    console.print(note, highlight=False)
+    console.print(note, highlight=False, markup=False)
     parts = [note]
     for agent in agents_of(args.pair):
         title = f"{agent['name']}: {agent['model_name_or_path']}"
@@ -343,7 +343,7 @@ def present(args: argparse.Namespace, console: Console):
         parts.append(f"{title}\n\n{table.markdown()}")
     path = args.output_dir / "results.md"
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    console.print(str(path), highlight=False, soft_wrap=True)
+    console.print(str(path), highlight=False, markup=False, soft_wrap=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- command

@@ -98,7 +98,9 @@ def main(argv: Sequence[str] | None = None):
         console.print("Broken off. The same command continues.")
         raise SystemExit(130) from None
     report.print(console)
-    console.print(f"{args.output_dir}/results.json, results.md, completions/", highlight=False, soft_wrap=True)
+    console.print(
+        f"{args.output_dir}/results.json, results.md, completions/", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def print_summary(console: Console, trainer: HACPOTrainer, evaluations: tuple[Ev
     console.print(table)
 
     def say(line: str):
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     if evaluations:
         size, samples = len(trainer.eval_dataset), args.num_generations_eval

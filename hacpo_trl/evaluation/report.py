@@ -155,7 +155,7 @@ class Report:
         if len(self.models) > 1:
             console.print(self._comparison_table().rich())
         for note in self._notes():
-            console.print(note, highlight=False)
+            console.print(note, highlight=False, markup=False)
 
     def markdown(self) -> str:
         """The tables for a model card."""

@@ -61,7 +61,7 @@ def run_jobs(jobs: Sequence[Job], args: argparse.Namespace, console: Console):
     todo = sum(len(samples) for job in jobs for samples in job.missing().values())
     total = sum(map(len, jobs))
     if todo < total:
-        console.print(f"Continuing: {total - todo} of {total} answers are there.", highlight=False)
+        console.print(f"Continuing: {total - todo} of {total} answers are there.", highlight=False, markup=False)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("evaluating", total=total, completed=total - todo)
         for label in dict.fromkeys(job.model.label for job in jobs):
@@ -83,7 +83,7 @@ def run_jobs(jobs: Sequence[Job], args: argparse.Namespace, console: Console):
                 if missing:
                     answers, seconds = sum(map(len, missing.values())), time.monotonic() - start
                     line = f"{label} on {job.task.title}: {answers} answers in {seconds:.0f} s"
-                    console.print(line, highlight=False, soft_wrap=True)
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
             del backend_for, backend
             gc.collect()
             if torch.cuda.is_available():

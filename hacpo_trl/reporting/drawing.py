@@ -55,7 +55,7 @@ def _draw_curves(axes, subplot: Subplot):
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.12, linewidth=0)
     for _, value in subplot.lines:
         axes.axhline(value, color="0.45", linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set_title(subplot.title, fontsize=10)
+    axes.set_title(subplot.title, fontsize=10, parse_math=False)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.02)
@@ -81,6 +81,8 @@ def _name_curves(axes, subplot: Subplot):
             color=colour,
             arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "0.6", "shrinkA": 0, "shrinkB": 0},
             annotation_clip=False,
+            # A dollar in a label is a dollar.
+            parse_math=False,
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table as RichTable
+from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,17 @@ class Table:
 
     def rich(self, title: str | None = None) -> RichTable:
         """For the terminal, under a title of its own if one is given."""
-        table = RichTable(title=title or self.title)
+        # Names may hold brackets, which rich would read as markup.
+        shown = title or self.title
+        table = RichTable(title=None if shown is None else Text(shown))
         for position, column in enumerate(self.header):
             # Labels may be long paths: they fold, numbers do not.
-            table.add_column(column, justify="left" if position < self.words else "right", overflow="fold")
+            table.add_column(Text(column), justify="left" if position < self.words else "right", overflow="fold")
         previous: str | None = None
         for first, *others in self.rows:
             if self.grouped and previous not in (None, first):
                 table.add_section()
-            table.add_row("" if self.grouped and first == previous else first, *others)
+            cells = ["" if self.grouped and first == previous else first, *others]
+            table.add_row(*map(Text, cells))
             previous = first
         return table

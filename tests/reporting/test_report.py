@@ -1,6 +1,8 @@
 """The report page: its numbers against the logs, its structure, and how runs are found."""
 
+import html
 import html.parser
+import io
 import itertools
 import json
 import math
@@ -8,6 +10,7 @@ import re
 
 import pytest
 import tiny
+from rich.console import Console
 from transformers.trainer import TRAINER_STATE_NAME
 
 from hacpo_trl.commands.report import main
@@ -18,6 +21,7 @@ from hacpo_trl.reporting.drawing import LABEL_GAP, _spread_out
 from hacpo_trl.reporting.page import table_rows
 from hacpo_trl.reporting.panels import panels_of
 from hacpo_trl.reporting.runs import read_group, read_run
+from hacpo_trl.reporting.tables import Table
 
 
 STEPS = (2, 4, 6)
@@ -197,3 +201,21 @@ def test_the_page_of_a_real_run_is_whole_and_right(tmp_path):
     for key in ("qwen/reward", "llama/capability_ratio/qwen"):
         last = [log for log in trainer.state.log_history if key in log][-1]
         assert f"{last[key]:.4g} at {last['step']}" in page.cells
+
+
+# ---- names that mean something to who prints them -------------------------------------------------------------------
+def test_labels_with_dollars_and_brackets_are_shown_as_they_are(tmp_path, capsys):
+    """matplotlib would read formulas between dollars, HTML tags, rich markup."""
+    run = write_run(tmp_path / "run")
+    label = "$\\frac$ [bold]<b>5$"
+    main([f"{label}={run}", "--output", str(tmp_path / "page")])
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert html.escape(label) in page and label not in page.replace(html.escape(label), "")
+    assert list((tmp_path / "page").glob("*.png"))
+
+
+def test_tables_show_brackets_as_they_are():
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(Table(["[red]name"], [["org/model[v1]"], ["[/]"]], title="[bold]title").rich())
+    text = console.export_text()
+    assert all(name in text for name in ("[red]name", "org/model[v1]", "[/]", "[bold]title"))

@@ -281,7 +281,7 @@ class ServerGroup:
             self._say(f"All {len(self.running)} servers are up. {self.hint}".rstrip())
 
     def _say(self, line: str):
-        self.console.print(line, highlight=False, soft_wrap=True)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def serve(servers: Sequence[Server], log_dir: Path, timeout: float, console: Console):
