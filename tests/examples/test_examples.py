@@ -1,4 +1,4 @@
-"""What a newcomer runs first: the demo, by the example script and by `hacpo train`, and the README's task."""
+"""What a newcomer runs first: the demo, by the example script and by `hacpo train`."""
 
 import os
 import re
@@ -59,16 +59,3 @@ def test_the_demo_learns_and_continues(repository, policies, tmp_path):
     continuing = ["--test_size", "64", "--max_steps", "48", "--save_steps", "20", "--resume"]
     printed = run([sys.executable, "-m", "hacpo_trl", "train", *recipe, *continuing], policies)
     assert "HACPO after 48 updates of each agent" in printed and "my.yaml" not in printed
-
-
-def test_the_readmes_task(repository, policies, tmp_path):
-    """It runs as it stands there, and is as short as it says."""
-    block = re.search(
-        r"The tests run this block\. -->\n```python\n(.*?)```", (repository / "README.md").read_text(), re.DOTALL
-    )
-    code = block.group(1)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 30
-    script = tmp_path / "parity.py"
-    script.write_text(code.replace("max_steps=20", "max_steps=4"))
-    printed = run([sys.executable, str(script)], policies, cwd=tmp_path)
-    assert "qwen3 reward" in printed and len(printed.strip().splitlines()) >= 3
