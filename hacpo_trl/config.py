@@ -129,7 +129,7 @@ class HACPOConfig(TrainingArguments):
     vllm_mode: Literal["colocate", "server"] = field(
         default="colocate",
         metadata={
-            "help": "'server': a vLLM server for each agent, at its vllm_server_base_url (`python -m hacpo_trl.serve` "
+            "help": "'server': a vLLM server for each agent, at its vllm_server_base_url (`hacpo serve` "
             "starts them); 'colocate': an engine for each agent in every training process, on its GPU."
         },
     )

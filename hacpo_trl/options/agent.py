@@ -63,7 +63,7 @@ class AgentConfig:
         vllm_group_port: On the trainer's main process, the port at which this agent's server joins to receive weights;
             51216 and the following ones, in the order of the agents, if not given.
         vllm_server_timeout: Seconds to wait for this agent's server to be up.
-        vllm_server_devices: Devices that `python -m hacpo_trl.serve` starts this agent's server on: GPUs, or CPU cores
+        vllm_server_devices: Devices that `hacpo serve` starts this agent's server on: GPUs, or CPU cores
             on a machine without any, such as "0,1".
         vllm_server_args: Further arguments of `vllm serve` for it, by their names without dashes in front.
         vllm_gpu_memory_utilization: Share of a GPU's memory for this agent's colocated engine.

@@ -156,3 +156,16 @@ def test_the_notebook_runs(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "MPLBACKEND": "agg"}
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, timeout=300)
     assert (tmp_path / "outputs" / "notebook" / "qwen" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_the_quickstarts_task_is_as_short_as_it_says_and_trains(tmp_path):
+    (task,) = [b for b in blocks_of(REPOSITORY / "docs" / "quickstart.md") if "class ParityTrainer" in b.code]
+    assert len([line for line in task.code.splitlines() if line.strip()]) <= 30
+    program = task.code.replace("max_steps=20", "max_steps=4")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "qwen3 reward" in result.stdout and len(result.stdout.strip().splitlines()) >= 3

@@ -128,7 +128,7 @@ def test_a_server_that_is_not_up_is_waited_for_and_then_named(fleet):
 
 def test_a_server_without_the_development_endpoints_is_refused_with_the_remedy(fleet):
     fleet.servers["qwen"].missing.add("/server_info")
-    with pytest.raises(VLLMServerError, match=r"/server_info failed with status 404.*hacpo_trl.serve --print"):
+    with pytest.raises(VLLMServerError, match=r"/server_info failed with status 404.*hacpo serve --print"):
         fleet.backend()
 
 

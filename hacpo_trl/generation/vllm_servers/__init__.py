@@ -8,5 +8,5 @@
     transfer.py     broadcast by gloo or NCCL  ══════▶ gloo_engine.py (a plugin of ours) or vLLM's NCCL engine
 
 The plugin (`plugin.py`) is all that a server's environment needs of this package, and it needs nothing but torch and
-vLLM. `python -m hacpo_trl.serve` starts the servers that a recipe asks for.
+vLLM. `hacpo serve` starts the servers that a recipe asks for.
 """

@@ -125,7 +125,7 @@ class ServerClient(VLLMClient):
         if response.status_code != 200:
             hint = ""
             if response.status_code == 404 and not path.startswith("/v1/"):
-                hint = " Start the server as `python -m hacpo_trl.serve --print` says."
+                hint = " Start the server as `hacpo serve --print` says."
             raise VLLMServerError(
                 f"{self}: {path} failed with status {response.status_code}: {response.text[:1000]}{hint}",
                 response.status_code,
