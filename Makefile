@@ -10,6 +10,9 @@ VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 # Tests run side by side in as many processes; each takes a core, and up to 3 GB.
 WORKERS ?= 2
+# A file's tests stay together, so that what they share is made once, and files go in the order of their names: those
+# that take long are not the last.
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What `make test-fast` runs: what is pure, and of the rest a step of the trainer and two comparisons with TRL.
 FAST := tests/algorithm tests/rollouts tests/options tests/reporting \
 	tests/test_trainer.py::test_metrics \
@@ -72,14 +75,14 @@ miniature: install
 	$(BIN)/python examples/paper_in_miniature.py
 
 test: install
-	$(BIN)/python -m pytest -m "not deepspeed and not vllm" --numprocesses $(WORKERS) --dist loadgroup \
+	$(BIN)/python -m pytest -m "not deepspeed and not vllm" $(PARALLEL) \
 		$(if $(COVERAGE),--cov=hacpo_trl --cov-report=)
 ifneq ($(COVERAGE),)
 	$(BIN)/python .ci/coverage_by_room.py
 endif
 
 test-fast: install
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(FAST)
+	$(BIN)/python -m pytest $(PARALLEL) $(FAST)
 
 # The wheel in an empty environment, used from a folder that has nothing of this checkout.
 wheel-test: install
@@ -96,7 +99,7 @@ test-lowest:
 	rm -rf $(LOWEST_VENV)
 	$(PYTHON) -m venv $(LOWEST_VENV)
 	$(LOWEST_VENV)/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable ".[dev]"
-	$(LOWEST_VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(FAST) \
+	$(LOWEST_VENV)/bin/python -m pytest $(PARALLEL) $(FAST) \
 		tests/test_trainer.py tests/test_parity_with_trl.py
 	rm -rf $(LOWEST_VENV)
 

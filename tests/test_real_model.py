@@ -19,8 +19,7 @@ from trl.rewards import accuracy_reward
 from hacpo_trl import HACPOConfig, HACPOTrainer
 
 
-# One worker loads the model, for both tests.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("real_model")]
+pytestmark = pytest.mark.slow
 
 
 def brevity_reward(completions, **kwargs) -> list[float]:

@@ -12,9 +12,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClas
 from hacpo_trl.embedded import conv_dataset
 
 
-# Launches one after the other, each scenario once: two processes on every core would be slower than one on each.
-pytestmark = pytest.mark.xdist_group("launches")
-
 # DDP and FSDP2 in every run of the tests; DeepSpeed in `make test-distributed`.
 DDP = pytest.param("cpu_2proc", marks=pytest.mark.distributed, id="ddp")
 FSDP2 = pytest.param("fsdp2", marks=pytest.mark.distributed, id="fsdp2")

@@ -26,10 +26,6 @@ from hacpo_trl.evaluation.run import evaluate, prepare
 from hacpo_trl.generation.transformers_generation import TransformersGeneration
 
 
-# One worker makes the run and its evaluation, for all tests.
-pytestmark = pytest.mark.xdist_group("evaluation")
-
-
 @pytest.fixture(autouse=True)
 def errors_as_they_are(monkeypatch):
     """Not in a line, as the command has them."""

@@ -14,9 +14,6 @@ from hacpo_trl.rollouts.retokenization import decode_completion, retokenize
 from hacpo_trl.rollouts.rollout import Rollout
 
 
-# One worker reads the vocabularies, for all tests.
-pytestmark = pytest.mark.xdist_group("real_tokenizers")
-
 QWEN_END, LLAMA_END = "<|im_end|>", "<|eot_id|>"
 ROWS = [
     json.loads(line)
