@@ -57,10 +57,10 @@ class Checkpoints(HubUploads):
         root = Path(output_dir or self.args.output_dir)
         for name, agent in self.agents.items():
             accelerator, wrapped = self.engine(name)
+            # Under ZeRO-3 only the main process gets it.
+            gathered = accelerator.get_state_dict(wrapped) or {}
             # torch.compile's wrapper is no part of the policy: with its prefix, no key would be found again.
-            state_dict = {
-                key.replace(COMPILED, ""): value for key, value in accelerator.get_state_dict(wrapped).items()
-            }
+            state_dict = {key.replace(COMPILED, ""): value for key, value in gathered.items()}
             if self.args.should_save:
                 folder = root / name
                 # Of an adapter's model the adapter that is trained, not the copy that the KL term measures by.
