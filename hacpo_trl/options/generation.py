@@ -31,7 +31,6 @@ NO_SAMPLE = {
     **dict.fromkeys(("do_sample", "num_beams", "num_beam_groups", "penalty_alpha", "dola_layers"), "are sampled"),
     **dict.fromkeys(("assistant_early_exit", "prompt_lookup_num_tokens", "token_healing"), "are sampled"),
     **dict.fromkeys(("forced_eos_token_id", "forced_bos_token_id"), "hold no token that was not sampled"),
-    **dict.fromkeys(("ignore_eos", "min_tokens", "min_length", "min_new_tokens"), "end where the agent ends them"),
     **dict.fromkeys(("max_time",), "are cut by max_completion_length alone"),
 }
 # Names that say what generation returns and how it runs, which the trainer decides.
