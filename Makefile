@@ -25,7 +25,7 @@ LOWEST_VENV ?= .venv-lowest
 # `make test COVERAGE=1` also says which share of the package's lines the tests run, room by room.
 COVERAGE ?=
 
-.PHONY: help demo demo-vllm miniature docs test test-fast test-distributed test-vllm test-extras test-lowest wheel-test install install-vllm quality style clean
+.PHONY: help demo demo-vllm miniature docs options test test-fast test-distributed test-vllm test-extras test-lowest wheel-test install install-vllm quality style clean
 
 help:
 	@echo "make demo              train two tiny agents on the CPU (sets up $(VENV) first; a few minutes in all)"
@@ -39,6 +39,7 @@ help:
 	@echo "make test-vllm         run the tests that need vLLM servers (sets up $(VLLM_VENV), too)"
 	@echo "make test-extras       run the tests of optional extras (needs a C compiler for one of them)"
 	@echo "make docs              build the documents as a site, in site/"
+	@echo "make options           write the options' descriptions into the help and the documents"
 	@echo "make quality           lint, format and type check"
 	@echo "make style             format"
 	@echo "make clean             remove $(VENV), outputs and caches"
@@ -120,10 +121,13 @@ quality: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Written from the code: the list of options and the picture of the house.
-docs: install
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs]"
+# Written from the code: the command line's help and the list of options.
+options: install
+	$(BIN)/python -m hacpo_trl.commands.train_help
 	$(BIN)/python docs/options.py
+
+docs: install options
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs]"
 	$(BIN)/python docs/house.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo site/index.html

@@ -30,7 +30,7 @@ Settings come from a recipe in YAML (`hacpo train --config recipe.yaml`), from t
 or from `HACPOConfig(...)` in Python, by the same names. What is wrong, or would be without effect, is an error that
 names it.
 
-This page is made from the code, by `python docs/options.py`.
+This page is made from the code, by `make options`.
 
 An option *of* some algorithms only is an error with the others. “–” as a default means that something else decides;
 the text says what.

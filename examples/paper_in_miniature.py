@@ -35,7 +35,6 @@ from typing import Any
 
 import torch
 import transformers
-import yaml
 from miniature_experiments import (
     ABLATION,
     CLIP_RANGE,
@@ -58,6 +57,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from hacpo_trl import HACPOConfig, HACPOTrainer
 from hacpo_trl.embedded import conv_dataset, conv_reward, noisy_conv_reward, policy_directory, policy_path
+from hacpo_trl.options.recipe import read_recipe
 from hacpo_trl.reporting.drawing import draw
 from hacpo_trl.reporting.terminal import RewardTableCallback
 
@@ -91,7 +91,7 @@ class Scale:
 
 def full_settings(method: Settings, seed: int, scale: Scale) -> dict[str, Any]:
     """Everything that a run's result depends on, as plain data: its key among the finished runs."""
-    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
+    recipe = read_recipe(RECIPE)
     config = {key: value for key, value in recipe.items() if key not in NOT_SETTINGS} | dict(method) | {"seed": seed}
     agents = config.pop("agents", TWO_AGENTS)
     false_positives, train_size = config.pop("false_positives", 0.0), config.pop("train_size")

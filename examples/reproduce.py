@@ -42,6 +42,7 @@ from hacpo_trl.evaluation.benchmarks import BENCHMARKS
 from hacpo_trl.evaluation.jobs import rewards_of
 from hacpo_trl.evaluation.metrics import best_with_replacement
 from hacpo_trl.options.checks import OPTIONS_OF
+from hacpo_trl.options.recipe import read_recipe
 from hacpo_trl.reporting.tables import Table
 
 
@@ -131,16 +132,12 @@ PAIRS = {
 
 
 # ------------------------------------------------------------------------------------------------------------- recipes
-def load_yaml(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
 def recipe_of(pair: Pair, method: str, processes: int, output_dir: Path) -> dict[str, Any]:
     """The pair's recipe for a method, with as many rollouts in an update however many processes train."""
-    recipe = load_yaml(RECIPES / f"{pair.recipe}.yaml")
+    recipe = read_recipe(RECIPES / f"{pair.recipe}.yaml")
     changes = dict(pair.changes)
     if method != "hacpo":
-        changes |= load_yaml(RECIPES / "methods" / f"{method}.yaml")
+        changes |= read_recipe(RECIPES / "methods" / f"{method}.yaml")
     if method == "hacpo_code":
         # The authors' scripts have Table 5's number as the bound; `delta` is the radius.
         changes["delta"] = round(1 - recipe.get("delta", HACPOConfig.delta), 6)
@@ -157,7 +154,7 @@ def recipe_of(pair: Pair, method: str, processes: int, output_dir: Path) -> dict
 
 
 def agents_of(pair: Pair) -> list[dict[str, Any]]:
-    return load_yaml(RECIPES / f"{pair.recipe}.yaml")["agents"]
+    return read_recipe(RECIPES / f"{pair.recipe}.yaml")["agents"]
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -207,7 +204,7 @@ class Command:
 def serving(args: argparse.Namespace) -> Command | None:
     """The servers of the pair's recipe, new ones for each run; training waits for them itself."""
     recipe = RECIPES / f"{args.pair.recipe}.yaml"
-    if load_yaml(recipe).get("vllm_mode") != "server":
+    if read_recipe(recipe).get("vllm_mode") != "server":
         return None
     where = ["--config", str(recipe), "--log_dir", str(args.output_dir / "servers")]
     return Command(["-m", "hacpo_trl.serve", *where, *(["--python", args.vllm_python] if args.vllm_python else [])])

@@ -13,6 +13,7 @@ from .algorithm.sharing import RULES, SharingRule
 from .options.agent import AgentConfig, parse_agents
 from .options.checks import check_settings
 from .options.grpo_names import unknown_setting
+from .options.kinds import convert_fields
 from .options.step import StepPlan, plan_step
 from .options.vllm import validate_vllm
 
@@ -299,6 +300,7 @@ class HACPOConfig(TrainingArguments):
         return super().__new__(cls)
 
     def __post_init__(self):
+        convert_fields(self)
         accelerated = torch.accelerator.is_available()
         if not accelerated:
             self._prepare_for_cpu()

@@ -25,7 +25,7 @@ Task = tuple[Dataset | IterableDataset, Dataset | None, RewardFunction | Sequenc
 # The ready-made rewards by the names that recipes have for them: math is `hacpo_trl.rewards.math_reward`.
 REWARDS = {
     name.removesuffix("_reward"): getattr(rewards, name) for name in rewards.__all__ if name.endswith("_reward")
-}
+} | {"conv": conv_reward}
 
 DATASET_OPTIONS = (
     "dataset_name",

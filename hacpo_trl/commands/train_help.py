@@ -1,7 +1,7 @@
 """What `hacpo train --help` prints: a file that is made from the options' own descriptions.
 
 The descriptions are in dataclasses whose modules import torch, for which nobody who asks for help should wait. A test
-holds the file equal to what `python -m hacpo_trl.commands.train_help` writes.
+holds the file equal to what `make options` writes.
 """
 
 import dataclasses

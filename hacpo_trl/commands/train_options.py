@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from transformers import HfArgumentParser
 
 from ..config import HACPOConfig
+from ..options.kinds import converted, kinds_of
 from ..options.recipe import read_recipe
 from .early_checks import check_keys, unknown_option
 from .errors import CommandParser
@@ -58,8 +59,9 @@ class ScriptArguments:
     reward_funcs: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Reward functions in place of the task's: math, code, boxed_format, think_format; import paths, "
-            "such as my_rewards.length_penalty; ids or folders of reward models."
+            "help": "Reward functions in place of the task's, which is named again to be kept: conv, math, code, "
+            "boxed_format, think_format; import paths, such as my_rewards.length_penalty; ids or folders of reward "
+            "models."
         },
     )
     resume: bool = field(
@@ -80,14 +82,15 @@ class TrainParser(CommandParser, HfArgumentParser):
     def set_defaults_of(self, recipe: dict[str, Any], source: Path):
         """Takes a recipe's settings as defaults, which the command line wins over."""
         check_keys(recipe, self.settings, source)
+        kinds = {name: kind for of in self.dataclass_types for name, kind in kinds_of(of).items()}
         for action in self._actions:
             if action.dest not in recipe:
                 continue
             value = recipe[action.dest]
             if action.nargs == "+" and value is not None and not isinstance(value, list):
                 value = [value]
-            elif action.type in (int, float) and isinstance(value, (list, dict)):
-                raise ValueError(f"{source}: {action.dest} must be one value, not {value!r}.")
+            if action.dest in kinds:
+                value = converted(value, kinds[action.dest], f"{source}: {action.dest}")
             action.default, action.required = value, False
 
     def read(self, argv: Sequence[str]) -> tuple[ScriptArguments, HACPOConfig]:

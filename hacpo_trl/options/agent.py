@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .kinds import convert_fields
 from .names import unknown_name
 
 
@@ -13,20 +14,6 @@ AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 # Folders and prefixes that a run has for other things, without regard to case: some file systems have none.
 RESERVED_NAMES = re.compile(
     r"checkpoint-\d+|completions|runs|vllm_adapters|wandb|trackio|eval|train|test", re.IGNORECASE
-)
-
-# Of an agent's settings those that are numbers: YAML reads 1e-6 (no dot) as text.
-AGENT_NUMBERS = (
-    "learning_rate",
-    "weight_decay",
-    "max_grad_norm",
-    "warmup_steps",
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "vllm_server_timeout",
-    "vllm_gpu_memory_utilization",
 )
 
 
@@ -108,13 +95,7 @@ class AgentConfig:
             raise ValueError(
                 f"Agent name {self.name!r} is taken: a run has a folder or metrics of that name. Choose another."
             )
-        for key in AGENT_NUMBERS:
-            value = getattr(self, key)
-            if value is not None:
-                try:
-                    setattr(self, key, float(value))
-                except (TypeError, ValueError):
-                    raise ValueError(f"Agent '{self.name}': {key} must be a number, not {value!r}.") from None
+        convert_fields(self, f"Agent '{self.name}': ")
 
     @classmethod
     def from_dict(cls, mapping: Any) -> "AgentConfig":

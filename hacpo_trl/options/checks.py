@@ -4,8 +4,7 @@ What belongs to one part is checked beside it: an agent's settings (`agent.py`),
 vLLM (`vllm.py`).
 """
 
-from dataclasses import fields
-from typing import Any, Literal
+from typing import Any
 
 from ..algorithm.sharing import RULES
 from .generation import check_generation_kwargs
@@ -27,19 +26,11 @@ def check_settings(args: Any):
         args: A `HACPOConfig`.
     """
     check_training_arguments(args)
-    _check_choices(args)
     _check_numbers(args)
     _check_unused_options(args)
     check_generation_kwargs(args.generation_kwargs or {}, args.use_vllm)
     for agent in args.agents or []:
         check_generation_kwargs(agent.generation_kwargs or {}, args.use_vllm, f"Agent '{agent.name}': ")
-
-
-def _check_choices(args: Any):
-    for f in fields(type(args)):
-        choices = getattr(f.type, "__args__", None) if getattr(f.type, "__origin__", None) is Literal else None
-        if choices and getattr(args, f.name) not in choices:
-            raise ValueError(f"{f.name} must be one of {', '.join(choices)}, not {getattr(args, f.name)!r}.")
 
 
 def _check_numbers(args: Any):

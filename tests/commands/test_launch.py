@@ -257,9 +257,17 @@ def test_training_ends_when_a_server_fails(tmp_path, console):
     assert not mark.exists()
 
 
-def test_ctrl_c_ends_servers_and_training(tmp_path, console):
+@pytest.fixture
+def ctrl_c():
+    """Where SIGINT raises KeyboardInterrupt, which it does not in a process that a shell started behind `&`."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda seconds: threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+    signal.signal(signal.SIGINT, handler)
+
+
+def test_ctrl_c_ends_servers_and_training(tmp_path, console, ctrl_c):
     server = stand_in("a")
-    threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    ctrl_c(2)
     with pytest.raises(KeyboardInterrupt):
         supervise(["sleep", "60"], os.environ, group_of([server], tmp_path, console))
     assert gone(server.url)

@@ -197,7 +197,7 @@ def test_datasets_that_cannot_be(files, here, settings, message):
 
 # ---- reward functions -----------------------------------------------------------------------------------------------
 def test_ready_made_rewards_have_short_names():
-    assert set(tasks.REWARDS) == {"math", "code", "boxed_format", "think_format"}
+    assert set(tasks.REWARDS) == {"conv", "math", "code", "boxed_format", "think_format"}
     assert all(reward_function(f"{name}_reward") is reward_function(name) for name in tasks.REWARDS)
     assert reward_function("code") is rewards.code_reward
 

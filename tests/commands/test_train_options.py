@@ -91,6 +91,29 @@ def test_values_of_a_recipe_become_what_the_options_are(write):
     assert args.learning_rate == 1e-5 and os.environ["OF_A_RECIPE"] == "3"
 
 
+def test_numbers_are_numbers_wherever_a_recipe_has_them(write):
+    recipe = """
+max_steps: 1e2
+delta: "0.2"
+weight_decay: 1e-2
+shuffle_dataset: "no"
+run_name: 7
+reward_weights: [1e0, 1E-1, "5e-1"]
+generation_kwargs: {typical_p: 9e-1}
+lr_scheduler_type: cosine_with_min_lr
+lr_scheduler_kwargs: {min_lr: 1e-7}
+agents:
+  - {name: a, model_name_or_path: "embedded:qwen3", learning_rate: 1e-3, top_k: 2e1, peft_config: {lora_dropout: 5e-2}}
+"""
+    _, args = parse_arguments(write(recipe))
+    assert (args.max_steps, args.delta, args.weight_decay, args.shuffle_dataset) == (100, 0.2, 0.01, False)
+    assert args.run_name == "7" and args.reward_weights == [1.0, 0.1, 0.5]
+    assert (args.generation_kwargs, args.lr_scheduler_kwargs) == ({"typical_p": 0.9}, {"min_lr": 1e-7})
+    (agent,) = args.agents
+    assert (agent.learning_rate, agent.top_k, agent.peft_config) == (1e-3, 20, {"lora_dropout": 0.05})
+    assert isinstance(agent.top_k, int) and isinstance(args.max_steps, int)
+
+
 # ---- what is wrong --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("early", [True, False], ids=["from the help text", "by the parser"])
 @pytest.mark.parametrize(
@@ -117,8 +140,16 @@ def test_unknown_names(write, monkeypatch, capsys, early, settings, arguments, m
         ("- delta", "recipe.yaml must hold settings, `name: value` each, not ['delta']."),
         ("", "recipe.yaml must hold settings"),
         ("env: [A]", "env must map environment variables to values, not ['A']."),
-        ("delta: [0.2]", "recipe.yaml: delta must be one value, not [0.2]."),
-        ("delta: much", "argument --delta: invalid float value: 'much'"),
+        ("delta: [0.2]", "recipe.yaml: delta must be a number, not [0.2]."),
+        ("delta: much", "recipe.yaml: delta must be a number, not 'much'."),
+        ("reward_weights: [1, much]", "recipe.yaml: reward_weights[1] must be a number, not 'much'."),
+        ("num_generations: 8.5", "recipe.yaml: num_generations must be a whole number, not 8.5."),
+        ("train_size: yes", "recipe.yaml: train_size must be a whole number, not True."),
+        ("clip_cross: maybe", "recipe.yaml: clip_cross must be true or false, not 'maybe'."),
+        ("dataset_name: 1.0", "recipe.yaml: dataset_name must be a text, not 1.0. In YAML, put it in quotes."),
+        ("reward_funcs: [{math: 1}]", "recipe.yaml: reward_funcs[0] must be a text, not {'math': 1}."),
+        ("agents: [{name: a, top_k: few}]", "Agent 'a': top_k must be a whole number, not 'few'."),
+        ("agents: [{name: a, peft_config: 8}]", "Agent 'a': peft_config must be a mapping of names to values, not 8."),
         ("task: conv", "there are no agents. A recipe lists them: agents: [{name: qwen, "),
         (
             "agents: [{name: a, learning_rat: 1}]",
@@ -161,7 +192,7 @@ def test_the_help_was_made_with_a_version_that_ci_installs(repository):
 
 @made_with_this_version
 def test_the_help_is_of_the_options_there_are():
-    assert HELP.read_text(encoding="utf-8") == make_help(), "run `python -m hacpo_trl.commands.train_help`"
+    assert HELP.read_text(encoding="utf-8") == make_help(), "the help is old: run `make options`"
 
 
 @made_with_this_version

@@ -89,7 +89,7 @@ def test_table_5(parse, pair):
 
 def test_the_pairs_differ_in_nothing_else():
     own = {"agents", "alpha", "delta", "delta_step", "output_dir"}
-    recipes = [reproduce.load_yaml(reproduce.RECIPES / f"{reproduce.PAIRS[p].recipe}.yaml") for p in TABLE_5]
+    recipes = [reproduce.read_recipe(reproduce.RECIPES / f"{reproduce.PAIRS[p].recipe}.yaml") for p in TABLE_5]
     shared = [{key: value for key, value in recipe.items() if key not in own} for recipe in recipes]
     assert all(recipe == shared[0] for recipe in shared)
     agents = [agent for recipe in recipes for agent in recipe["agents"]]

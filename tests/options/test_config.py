@@ -81,6 +81,24 @@ def test_a_number_that_yaml_reads_as_text_becomes_one(key):
         AgentConfig("a", **{key: "fast"})
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("delta", "much", "delta must be a number, not 'much'"),
+        ("delta", float("nan"), "delta must be a number, not nan"),
+        ("beta", True, "beta must be a number, not True"),
+        ("max_steps", 1.5, "max_steps must be a whole number, not 1.5"),
+        ("clip_cross", "perhaps", "clip_cross must be true or false, not 'perhaps'"),
+        ("reward_weights", 0.5, "reward_weights must be a list, not 0.5"),
+        ("reward_weights", [1, None], r"reward_weights\[1\] must be a number, not None"),
+        ("run_name", 1.0, "run_name must be a text, not 1.0"),
+    ],
+)
+def test_values_of_another_kind(option, value, message):
+    with pytest.raises(ValueError, match=message):
+        run_config(**{option: value})
+
+
 YAML = """\
 learning_rate: 2e-6
 num_generations: 4
