@@ -143,6 +143,13 @@ class HACPOConfig(TrainingArguments):
     vllm_sync_timeout: float = field(
         default=300.0, metadata={"help": "Seconds that each step of sending weights to a server may take."}
     )
+    vllm_group_host: str | None = field(
+        default=None,
+        metadata={
+            "help": "Address of the first training process's machine at which servers join to receive weights; "
+            "nothing listens at its others. Default: the one that each server is reached from."
+        },
+    )
     vllm_gpu_memory_utilization: float = field(
         default=0.3, metadata={"help": "Share of a GPU's memory for each agent's colocated engine."}
     )

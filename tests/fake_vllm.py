@@ -26,6 +26,7 @@ class FakeServer:
         answers: Token ids of the answers it gives in turn; each is `(ids, log-probabilities)`.
         before: By path, what is done before a request is answered; an exception is answered with status 500.
         missing: Paths that it does not have.
+        keys: What authorizations it was sent.
     """
 
     def __init__(self, tokenizer, model: str, vocab_size: int):
@@ -45,6 +46,7 @@ class FakeServer:
         self.answers = [([5, 6, 1], [-0.5, -1.0, -1.5])]
         self.before = {}
         self.missing: set[str] = set()
+        self.keys: set[str | None] = set()
         self.restart()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
@@ -158,6 +160,7 @@ class FakeServer:
             def _respond(self, body):
                 path = urlparse(self.path).path
                 fake.requests.append((path, body))
+                fake.keys.add(self.headers.get("authorization"))
                 try:
                     status, content = (404, {}) if path in fake.missing else (200, fake.answer(path, body))
                 except IndexError as error:

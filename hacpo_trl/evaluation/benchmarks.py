@@ -15,6 +15,7 @@ all of its members are asked for, so it becomes one answer, "2, 3". In a local f
 in `math_reward`.
 """
 
+import codecs
 import functools
 import json
 import logging
@@ -120,9 +121,25 @@ def _read_local(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ValueError(f"There is no file {path}.")
     if path.suffix == ".parquet":
-        return pyarrow.parquet.read_table(path).to_pylist()
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+        try:
+            return pyarrow.parquet.read_table(path).to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{path} is no parquet file, or not all of one: {error}") from error
+    rows = []
+    # Not `open`, which ends a line at a lone carriage return as well; a byte-order mark is not part of the first line.
+    for number, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode("utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}, column {error.colno}: {error.msg}.") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}, line {number} is not UTF-8: {error}.") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: a row must be an object with columns, not {row!r:.40}.")
+        rows.append(row)
+    return rows
 
 
 def _problems(
@@ -135,7 +152,7 @@ def _problems(
     max_rows: int | None,
     plain: bool,
 ) -> datasets.Dataset:
-    prompts, answers, without_answer = [], [], 0
+    prompts, answers, without_answer, without_problem = [], [], 0, 0
     for number, row in enumerate(rows):
         missing = [column for column in (problem_column, answer_column) if column not in row]
         if missing:
@@ -144,17 +161,24 @@ def _problems(
                 + (f" in row {number}" if number else "")
                 + f"; it has {sorted(row)}. Name the right ones: columns='problem=...,answer=...'."
             )
-        answer = extract_answer(row[answer_column], form)
+        answer, problem = extract_answer(row[answer_column], form), row[problem_column]
         if answer is None:
             without_answer += 1
             continue
-        text = PROMPT.format(problem=row[problem_column])
+        if problem is None or problem == "":
+            without_problem += 1
+            continue
+        if not isinstance(problem, str):
+            raise ValueError(f"{where}: {problem_column!r} of row {number} must be a text, not {problem!r:.60}.")
+        text = PROMPT.format(problem=problem)
         prompts.append(text if plain else [{"role": "user", "content": text}])
         answers.append(answer)
         if len(prompts) == max_rows:
             break
     if without_answer:
         logger.warning(f"{where}: {without_answer} problems have no answer in {answer_column!r} and are left out.")
+    if without_problem:
+        logger.warning(f"{where}: {without_problem} rows have no problem in {problem_column!r} and are left out.")
     if not prompts:
         raise ValueError(f"{where} has no problem with an answer in the column {answer_column!r} ({form}).")
     if any(isinstance(answer, list) for answer in answers):

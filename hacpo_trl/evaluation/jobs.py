@@ -1,7 +1,9 @@
 """One model on one task: its samples in batches, each a parquet file that is there complete or not at all."""
 
 import hashlib
+import importlib.metadata
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,10 @@ from .report import Outcome
 from .tasks import Task
 
 
+logger = logging.getLogger(__name__)
+
+# The packages whose versions a verdict is good for.
+JUDGES = ("hacpo_trl", "math-verify")
 # Readers of a folder of parquet files pass over names that begin with an underscore.
 SETTINGS_FILE = "_settings.json"
 
@@ -73,10 +79,15 @@ class Job:
         }
 
     def missing(self) -> dict[Path, range]:
-        return {path: samples for path, samples in self.batches().items() if not path.is_file()}
+        """The batches that are not there yet, or are there in parts; the latter are said and made anew."""
+        return {path: samples for path, samples in self.batches().items() if not _is_whole(path, len(samples))}
 
     def open(self, settings: Mapping[str, Any]):
-        """Makes the folder, or raises if it has batches of an evaluation with other settings."""
+        """Makes the folder; answers that are there, made with the same settings, get this version's verdicts.
+
+        Raises:
+            ValueError: The folder has answers that were made in another way.
+        """
         path = self.folder / SETTINGS_FILE
         problems = json.dumps(self.task.problems.to_dict())
         settings = {
@@ -88,8 +99,13 @@ class Job:
             "batch_size": self.batch_size,
             "seed": self.seed,
         }
+        judged_by = {name: importlib.metadata.version(name) for name in JUDGES}
         if path.is_file():
-            found = json.loads(path.read_text())
+            try:
+                found = json.loads(path.read_text())
+                judged_before = found.pop("judged_by", None)
+            except (ValueError, AttributeError) as error:
+                raise ValueError(f"{path} cannot be read ({error}). Remove {self.folder} to begin anew.") from error
             different = {
                 n: (found.get(n), settings.get(n)) for n in {**found, **settings} if found.get(n) != settings.get(n)
             }
@@ -101,9 +117,26 @@ class Job:
                     f"{self.folder} holds completions of '{self.model.label}' made in another way ({details}). Use "
                     "another --output-dir, or remove that folder."
                 )
-            return
+            if judged_before == judged_by:
+                return
+            self._judge_anew(judged_before)
         self.folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, lambda temporary: temporary.write_text(json.dumps(settings, indent=2)))
+        text = json.dumps({**settings, "judged_by": judged_by}, indent=2)
+        _write_whole(path, lambda temporary: temporary.write_text(text))
+
+    def _judge_anew(self, judged_before: Mapping[str, str] | None):
+        """Verdicts of other versions say nothing about this one's; the answers themselves can stay."""
+        there = {path: samples for path, samples in self.batches().items() if path not in self.missing()}
+        by = " and ".join(f"{name} {version}" for name, version in (judged_before or {}).items())
+        logger.warning(f"{self.folder}: the answers were judged by {by or 'another version'}, and are judged anew.")
+        for path, samples in there.items():
+            table = _read(path)
+            golds = [self.task.problems[sample // self.task.num_samples]["answer"] for sample in samples]
+            rewards, answers = self.task.judge(table["completion"].to_pylist(), golds)
+            for name, values in (("answer", answers), ("reward", rewards)):
+                field = SHARD_SCHEMA.field(name)
+                table = table.set_column(SHARD_SCHEMA.get_field_index(name), field, pa.array(values, field.type))
+            _write_table(path, table)
 
     def run(self, path: Path, samples: range, backend: GenerationBackend):
         """Samples, judges and writes one batch."""
@@ -133,12 +166,12 @@ class Job:
             )
         ]
         table = pa.Table.from_pylist(rows, schema=SHARD_SCHEMA)
-        _write_whole(path, lambda temporary: pq.write_table(table, temporary))
+        _write_table(path, table)
 
     def outcome(self) -> Outcome:
         """Metrics of all batches."""
         columns = ["problem", "sample", "tokens", "finish_reason", "answer", "reward"]
-        rows = [row for path in self.batches() for row in pq.read_table(path, columns=columns).to_pylist()]
+        rows = [row for path in self.batches() for row in _read(path, columns).to_pylist()]
         k = self.task.num_samples
         of_problem = [rows[start : start + k] for start in range(0, len(rows), k)]
         judged = [p for p, of in enumerate(of_problem) if all(row["reward"] is not None for row in of)]
@@ -161,6 +194,28 @@ class Job:
             cut=sum(row["finish_reason"] == "length" for row in rows) / len(rows),
             max_completion_length=self.task.max_completion_length,
         )
+
+
+def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
+    return pq.read_table(path, columns=columns, page_checksum_verification=True)
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    """Whether a batch of so many samples is there to be read."""
+    if not path.is_file():
+        return False
+    try:
+        if _read(path).num_rows == size:
+            return True
+        found = "has another number of answers"
+    except (OSError, pa.ArrowException) as error:
+        found = f"cannot be read ({error})"
+    logger.warning(f"{path} {found}; its answers are sampled anew.")
+    return False
+
+
+def _write_table(path: Path, table: pa.Table):
+    _write_whole(path, lambda temporary: pq.write_table(table, temporary, write_page_checksum=True))
 
 
 def _write_whole(path: Path, write: Callable[[Path], Any]):

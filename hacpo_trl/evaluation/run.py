@@ -58,32 +58,35 @@ def run_jobs(jobs: Sequence[Job], args: argparse.Namespace, console: Console):
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    todo = sum(len(samples) for job in jobs for samples in job.missing().values())
+    missing = [job.missing() for job in jobs]
+    left = sum(len(samples) for of_job in missing for samples in of_job.values())
     total = sum(map(len, jobs))
-    if todo < total:
-        console.print(f"Continuing: {total - todo} of {total} answers are there.", highlight=False, markup=False)
+    if left < total:
+        console.print(f"Continuing: {total - left} of {total} answers are there.", highlight=False, markup=False)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("evaluating", total=total, completed=total - todo)
+        bar = progress.add_task("evaluating", total=total, completed=total - left)
         for label in dict.fromkeys(job.model.label for job in jobs):
-            of_model = [job for job in jobs if job.model.label == label]
-            if not any(job.missing() for job in of_model):
+            of_model = [
+                (job, batches)
+                for job, batches in zip(jobs, missing, strict=True)
+                if job.model.label == label and batches
+            ]
+            if not of_model:
                 continue
             lengths = [
                 max(map(len, job.agent.render(job.task.problems["prompt"]))) + job.task.max_completion_length
-                for job in of_model
+                for job, _ in of_model
             ]
-            backend_for = load_backend(of_model[0].model, args, max(lengths))
-            for job in of_model:
+            backend_for = load_backend(of_model[0][0].model, args, max(lengths))
+            for job, batches in of_model:
                 progress.update(bar, description=f"{label} on {job.task.title}")
-                start, missing = time.monotonic(), job.missing()
-                backend = backend_for(job.agent)
-                for path, samples in missing.items():
+                start, backend = time.monotonic(), backend_for(job.agent)
+                for path, samples in batches.items():
                     job.run(path, samples, backend)
                     progress.advance(bar, len(samples))
-                if missing:
-                    answers, seconds = sum(map(len, missing.values())), time.monotonic() - start
-                    line = f"{label} on {job.task.title}: {answers} answers in {seconds:.0f} s"
-                    console.print(line, highlight=False, markup=False, soft_wrap=True)
+                answers, seconds = sum(map(len, batches.values())), time.monotonic() - start
+                line = f"{label} on {job.task.title}: {answers} answers in {seconds:.0f} s"
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
             del backend_for, backend
             gc.collect()
             if torch.cuda.is_available():

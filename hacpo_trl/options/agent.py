@@ -96,6 +96,11 @@ class AgentConfig:
                 f"Agent name {self.name!r} is taken: a run has a folder or metrics of that name. Choose another."
             )
         convert_fields(self, f"Agent '{self.name}': ")
+        if {"api_key", "api-key"} & (self.vllm_server_args or {}).keys():
+            raise ValueError(
+                f"Agent '{self.name}': an api_key in vllm_server_args would be in files and lists of processes. Set "
+                "VLLM_API_KEY in the environment of server and training instead."
+            )
 
     @classmethod
     def from_dict(cls, mapping: Any) -> "AgentConfig":

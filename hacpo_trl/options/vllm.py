@@ -10,7 +10,8 @@ FIRST_GROUP_PORT = 51216
 
 # Of HACPOConfig and AgentConfig what only one vllm_mode reads.
 VLLM_OPTIONS = ("old_logprobs", "vllm_importance_sampling_correction", "vllm_mode")
-SERVER_OPTIONS = ("vllm_server_timeout", "vllm_generation_timeout", "vllm_sync_timeout")
+SERVER_LIMITS = ("vllm_server_timeout", "vllm_generation_timeout", "vllm_sync_timeout")
+SERVER_OPTIONS = (*SERVER_LIMITS, "vllm_group_host")
 COLOCATE_OPTIONS = (
     "vllm_gpu_memory_utilization",
     "vllm_tensor_parallel_size",
@@ -78,7 +79,7 @@ def validate_vllm(args: Any):
 
 
 def _validate_servers(args: Any):
-    for name in SERVER_OPTIONS:
+    for name in SERVER_LIMITS:
         if getattr(args, name) <= 0:
             raise ValueError(f"{name} must be above 0 seconds, not {getattr(args, name)}.")
     if args.agents is None:

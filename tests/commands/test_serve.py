@@ -1,5 +1,6 @@
 """`hacpo serve`, with a small HTTP server in the place of vLLM."""
 
+import io
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ import requests
 import yaml
 from launching import free_port
 from reproduce import PAIRS
+from rich.console import Console
 
 from hacpo_trl.commands.serve import main
 from hacpo_trl.generation.vllm_servers import serving
@@ -19,6 +21,7 @@ from hacpo_trl.generation.vllm_servers.serving import (
     RunningServer,
     Server,
     ServerFailed,
+    ServerGroup,
     servers_of,
     stop,
     wait_until_up,
@@ -142,6 +145,10 @@ def test_print_prints_commands_that_a_shell_reads(tmp_path, capsys):
         (None, "names no agents"),
         ([{"name": "a", "model_name_or_path": "m"}], "Agent 'a' has no vllm_server_base_url"),
         ([{"name": "a", "vllm_server_base_url": "http://localhost:1"}], "Agent 'a' has no model_name_or_path"),
+        (
+            [{"name": "a", "model_name_or_path": "m", "vllm_server_args": {"api_key": "sesame"}}],
+            "Agent 'a': an api_key in vllm_server_args would be in files",
+        ),
     ],
 )
 def test_recipes_that_cannot_be_served(tmp_path, agents, message, capsys):
@@ -154,6 +161,18 @@ def test_an_unknown_agent_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--config", str(recipe(tmp_path)), "--print", "--agent", "mistral"])
     assert "no agents ['mistral']; it has ['qwen', 'llama']" in capsys.readouterr().err
+
+
+def test_who_can_reach_a_server_is_said(tmp_path):
+    console = Console(file=io.StringIO(), width=200)
+    nothing = [sys.executable, "-c", "pass"]
+    servers = [
+        Server("open", "http://node0:1", {}, [*nothing, "--host", "0.0.0.0"]),
+        Server("bound", "http://node0:2", {}, [*nothing, "--host", "10.0.0.3"]),
+    ]
+    with ServerGroup(servers, tmp_path, 1, console):
+        said = console.file.getvalue()
+    assert "open: listens on all addresses of this machine" in said and "bound: listens" not in said
 
 
 # ---- running --------------------------------------------------------------------------------------------------------

@@ -215,6 +215,46 @@ def test_a_file_without_answers_is_an_error(tmp_path):
         load_problems(path)
 
 
+def test_a_file_with_a_byte_order_mark_and_foreign_line_ends(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(
+        b'\xef\xbb\xbf{"problem": "One\xe2\x80\xa8?", "answer": 1}\r\n\r\n{"problem": "Two?", "answer": 2}'
+    )
+    dataset = load_problems(str(path))
+    assert dataset["answer"] == ["1", "2"] and "One\u2028?" in dataset["prompt"][0][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("third", "message"),
+    [
+        (b'{"problem": "Two?", "answ', "mine.jsonl, line 3, column 21: Unterminated string"),
+        (b'{"problem": "Two?" "answer": 2}', "mine.jsonl, line 3, column 20: Expecting ',' delimiter"),
+        (b'{"problem": "\xff", "answer": 2}', "mine.jsonl, line 3 is not UTF-8"),
+        (b"[1]", r"mine.jsonl, line 3: a row must be an object with columns, not \[1\]"),
+        (b'{"problem": 5, "answer": 2}', "'problem' of row 1 must be a text, not 5"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path, third, message):
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b'{"problem": "One?", "answer": 1}\n\n' + third + b"\n")
+    with pytest.raises(ValueError, match=message):
+        load_problems(str(path))
+
+
+def test_rows_without_a_problem_are_left_out(tmp_path, caplog):
+    rows = [{"problem": None, "answer": 1}, {"problem": "", "answer": 1}, {"problem": "Two?", "answer": 2}]
+    assert load_problems(write_jsonl(tmp_path / "mine.jsonl", rows))["answer"] == ["2"]
+    assert "2 rows have no problem in 'problem' and are left out" in caplog.text
+
+
+def test_a_parquet_file_that_is_cut_is_named(tmp_path):
+    path = tmp_path / "mine.parquet"
+    pq.write_table(pa.table({"problem": ["One?"], "answer": ["1"]}), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"mine\.parquet is no parquet file, or not all of one"):
+        load_problems(str(path))
+
+
 def test_local_parquet_with_alternatives(tmp_path):
     table = pa.table({"problem": ["Half?", "One?"], "answer": [["1/2", "50 \\text{ of } 100"], ["1"]]})
     pq.write_table(table, tmp_path / "mine.parquet")

@@ -1,6 +1,8 @@
+import io
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tiny
 import torch
@@ -267,6 +271,61 @@ def test_a_finished_evaluation_loads_no_weights_again(run, evaluated, monkeypatc
     before = results(evaluated)
     main(arguments(run, evaluated, *SETTINGS))
     assert results(evaluated) == before and "Continuing: 480 of 480 answers are there." in capsys.readouterr().out
+
+
+@pytest.fixture
+def copied(evaluated, tmp_path):
+    """An evaluation that may be damaged."""
+    return shutil.copytree(evaluated, tmp_path / "copied")
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def zeroed(data: bytes) -> bytes:
+    """The first page's bytes, as a disk that was full leaves them."""
+    return data[:4] + bytes(200) + data[204:]
+
+
+def of_fewer_answers(data: bytes) -> bytes:
+    table, file = pq.read_table(io.BytesIO(data)), io.BytesIO()
+    pq.write_table(table.slice(1), file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("damage", [cut, zeroed, of_fewer_answers, lambda data: b""])
+def test_parts_that_are_damaged_are_made_anew(run, evaluated, copied, damage, caplog):
+    parts = sorted((copied / "completions").rglob("batch-*.parquet"))[::50]
+    for part in parts:
+        part.write_bytes(damage(part.read_bytes()))
+    main(arguments(run, copied, *SETTINGS))
+    assert results(copied) == results(evaluated)
+    assert all(str(part) in caplog.text for part in parts) and caplog.text.count("sampled anew") == len(parts)
+
+
+def test_settings_that_cannot_be_read_are_named(run, copied):
+    path = next((copied / "completions").rglob("_settings.json"))
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(ValueError, match=r"_settings.json cannot be read .* Remove .* to begin anew"):
+        main(arguments(run, copied, *SETTINGS))
+
+
+def test_verdicts_of_another_version_are_made_anew_from_the_same_answers(run, evaluated, copied, monkeypatch, caplog):
+    monkeypatch.setattr("hacpo_trl.evaluation.run.load_backend", None)
+    for path in (copied / "completions").rglob("_settings.json"):
+        settings = json.loads(path.read_text())
+        settings["judged_by"]["math-verify"] = "0.1"
+        path.write_text(json.dumps(settings))
+    for path in (copied / "completions").rglob("batch-*.parquet"):
+        table = pq.read_table(path)
+        rewards = pa.array([0.25] * table.num_rows)
+        pq.write_table(table.set_column(table.column_names.index("reward"), "reward", rewards), path)
+    main(arguments(run, copied, *SETTINGS))
+    assert results(copied) == results(evaluated) and "math-verify 0.1, and are judged anew" in caplog.text
+    caplog.clear()
+    main(arguments(run, copied, *SETTINGS))
+    assert "judged anew" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -363,8 +363,47 @@ def test_a_port_that_is_taken_is_named(fleet):
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", backend.clients["qwen"].group_port))
         taken.listen()
-        with pytest.raises(VLLMServerError, match=r"Agent 'qwen', .* vllm_group_port=\d+ cannot be listened on"):
+        with pytest.raises(VLLMServerError, match=r"'qwen', .* vllm_group_port=\d+ of 127.0.0.1 cannot be listened"):
             backend.sync_weights()
+
+
+def listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
+@pytest.mark.parametrize("group_host", [None, "127.0.0.2"])
+def test_weights_are_offered_at_one_address_alone(fleet, group_host):
+    backend = fleet.backend(vllm_group_host=group_host)
+    backend.sync_weights()
+    assert_holds_policy(fleet, "qwen")
+    port = backend.clients["qwen"].group_port
+    open_at = {host for host in ("127.0.0.1", "127.0.0.2", "127.0.0.3") if listens(host, port)}
+    assert open_at == {group_host or "127.0.0.1"}
+
+
+def test_a_key_is_sent_and_never_shown(fleet, monkeypatch, caplog):
+    monkeypatch.setenv("VLLM_API_KEY", "sesame")
+    backend = fleet.backend(names=["qwen"])
+    fleet.ask(backend)
+    assert fleet.servers["qwen"].keys == {"Bearer sesame"}
+    fleet.servers["qwen"].close()
+    with pytest.raises(VLLMServerError) as error:
+        fleet.ask(backend)
+    shown = [
+        str(error.value),
+        repr(error.value),
+        repr(error.value.__cause__),
+        repr(backend.clients["qwen"]),
+        caplog.text,
+    ]
+    assert not any("sesame" in text for text in shown)
+
+
+def test_without_a_key_none_is_sent(fleet, monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    fleet.ask(fleet.backend(names=["qwen"]))
+    assert fleet.servers["qwen"].keys == {None}
 
 
 def test_a_second_run_in_one_process_may_have_the_same_ports(fleet):

@@ -7,6 +7,7 @@ is not the agent's is refused before it has answered anything.
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -30,8 +31,8 @@ QUICK = 30.0
 UPDATING = "updating "
 # Holds digits, words, accents and other scripts: two tokenizers that agree on it are hardly different ones.
 TOKENIZER_PROBE = "The answer is \\boxed{12345}, or (x+1)^2 = 3,8;7=. Größe, 数学, 2.50 \n"
-# By port. A port is listened on once in a process, and stays so for further runs in it.
-_STORES: dict[int, dist.TCPStore] = {}
+# By address. It is listened on once in a process, and stays so for further runs in it.
+_STORES: dict[tuple[str, int], dist.TCPStore] = {}
 
 
 class VLLMServerError(RuntimeError):
@@ -79,6 +80,7 @@ class ServerClient(VLLMClient):
         run: Name of this run, the same on all its processes; weights of any other are strange.
         base_url: The server's address, `http://host:port`.
         group_port: On the trainer's main process, the port at which the server's workers join to receive weights.
+        group_host: This machine's address at which they join; None is the one that the server is reached from.
         server_timeout: Seconds to wait for the server to be up.
         generation_timeout: Seconds that the answers to one request may take.
         sync_timeout: Seconds that each step of a weight transfer may take.
@@ -92,6 +94,7 @@ class ServerClient(VLLMClient):
         run: str,
         base_url: str,
         group_port: int,
+        group_host: str | None,
         server_timeout: float,
         generation_timeout: float,
         sync_timeout: float,
@@ -101,10 +104,13 @@ class ServerClient(VLLMClient):
         self.base_url = base_url.rstrip("/")
         self.host = urlparse(self.base_url).hostname
         self.group_port = group_port
+        self.group_host = group_host
         self.server_timeout = server_timeout
         self.generation_timeout = generation_timeout
         self.sync_timeout = sync_timeout
         self.session = _LimitedSession(QUICK)
+        if key := os.environ.get("VLLM_API_KEY"):
+            self.session.headers["Authorization"] = f"Bearer {key}"
         self.run = run
         self._group: TransferGroup | None = None
         self._connections = 0
@@ -263,7 +269,8 @@ class ServerClient(VLLMClient):
     def _join(self):
         """Opens the group to the server's workers, once for each connection to it."""
         self._connections += 1
-        host, port, world_size = own_address(self.host), self.group_port, self.get_world_size() + 1
+        host, port = self.group_host or own_address(self.host), self.group_port
+        world_size = self.get_world_size() + 1
         info = {"master_address": host, "master_port": port, "rank_offset": 1, "world_size": world_size}
         if self._info["weight_transfer_config"]["backend"] == "nccl":
             info |= {"packed": True}
@@ -272,7 +279,7 @@ class ServerClient(VLLMClient):
             def open_group():
                 return NCCLGroup(host, port, world_size, device)
         else:
-            store = self._store()
+            store = self._store(host)
             info |= {"name": f"{self.run}/{self._connections}", "timeout": self.sync_timeout}
 
             def open_group():
@@ -285,18 +292,25 @@ class ServerClient(VLLMClient):
             "joining the group that weights travel over",
         )
 
-    def _store(self) -> dist.TCPStore:
-        """The store of this agent's port, in which each gloo group has a name of its own."""
-        if self.group_port not in _STORES:
+    def _store(self, host: str) -> dist.TCPStore:
+        """The store at this agent's port, in which each gloo group has a name of its own; no other address has it."""
+        address = host, self.group_port
+        if address not in _STORES:
             try:
-                store = dist.TCPStore("0.0.0.0", self.group_port, is_master=True, wait_for_workers=False)
-            except dist.DistError as error:
+                listening = socket.create_server(address)
+            except OSError as error:
                 raise VLLMServerError(
-                    f"{self}: vllm_group_port={self.group_port} cannot be listened on, at which the server would join "
-                    f"to receive weights ({error})."
+                    f"{self}: vllm_group_port={self.group_port} of {host} cannot be listened on, at which the server "
+                    f"would join to receive weights ({error})."
                 ) from error
-            _STORES[self.group_port] = store
-        return _STORES[self.group_port]
+            _STORES[address] = dist.TCPStore(
+                host,
+                self.group_port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )
+        return _STORES[address]
 
     def _both(self, work: Callable[[], Any], path: str, body: dict, what: str) -> Any:
         """Does this side's part of a transfer while a request has the server do its own.

@@ -54,6 +54,7 @@ class VLLMServerGeneration:
                 run,
                 agent.config.vllm_server_base_url,
                 agent.config.vllm_group_port,
+                args.vllm_group_host,
                 agent.setting("vllm_server_timeout"),
                 args.vllm_generation_timeout,
                 args.vllm_sync_timeout,

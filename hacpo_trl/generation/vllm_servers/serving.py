@@ -29,6 +29,8 @@ from .processes import ServerFailed, end, signal_group
 
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+# Where a server listens that is reached from other machines, unless `vllm_server_args` says otherwise.
+EVERYWHERE = "0.0.0.0"
 # Ranks of adapters that vLLM can be started for.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -100,7 +102,7 @@ def server_of(agent: AgentConfig, recipe: Mapping[str, Any], python: str, on_cpu
     environment = {"VLLM_SERVER_DEV_MODE": "1"}
     arguments: dict[str, Any] = {
         "model": model,
-        "host": "127.0.0.1" if url.hostname in LOCAL_HOSTS else "0.0.0.0",
+        "host": "127.0.0.1" if url.hostname in LOCAL_HOSTS else EVERYWHERE,
         "port": url.port or 80,
         # The trainer computes in float32 on a CPU, and in bfloat16 on GPUs.
         "dtype": "float32" if on_cpu else "bfloat16",
@@ -251,6 +253,11 @@ class ServerGroup:
             for server in self.servers:
                 self.running.append(RunningServer(server, self.log_dir / f"{server.agent}.log"))
                 self._say(f"{server.agent}: starting at {server.url}, log in {self.running[-1].log}")
+                if EVERYWHERE in server.command:
+                    self._say(
+                        f"{server.agent}: listens on all addresses of this machine, with vLLM's development endpoints "
+                        "open to whoever reaches them. `vllm_server_args: {host: ADDRESS}` binds it to one."
+                    )
         except BaseException:
             stop(self.running)
             raise
