@@ -308,6 +308,8 @@ class HACPOConfig(TrainingArguments):
 
     def __post_init__(self):
         convert_fields(self)
+        if str(self.resume_from_checkpoint).lower() in ("true", "false"):
+            self.resume_from_checkpoint = bool(strtobool(str(self.resume_from_checkpoint)))
         accelerated = torch.accelerator.is_available()
         if not accelerated:
             self._prepare_for_cpu()

@@ -10,8 +10,12 @@ output_dir/
     ├── LAUNCH_STATE        how the run was launched
     ├── RUN_STATE           what the run knows beside weights and optimizers
     ├── PROCESS_STATE       for each process what it still has to train on
-        ├── SETTINGS            the run's settings, without tokens
-        └── trainer_state.json, rng_state.pth
+    ├── SETTINGS            the run's settings, without tokens
+    ├── trainer_state.json, rng_state.pth
+    └── MANIFEST            sizes and hashes of all others, written last
+
+Hidden in output_dir: INCOMPLETE, where checkpoints are written until they are complete, and LOCK, held by the run that
+writes there.
 """
 
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
@@ -23,6 +27,9 @@ RUN_STATE = "hacpo_state.json"
 PROCESS_STATE = "hacpo_process_{}.pt"
 AGENT_SETTINGS = "hacpo_agent.json"
 COMPLETIONS = "completions"
+MANIFEST = "manifest.json"
+INCOMPLETE = ".incomplete"
+LOCK = ".lock"
 
 # Patterns of what only a resumed run needs in an agent's folder; it does not belong into a model repository.
 RESUME_ONLY = [

@@ -1,21 +1,25 @@
 """Saving and loading: a folder for each agent that loads with `from_pretrained`, and what only resuming needs."""
 
+import contextlib
 import json
 import os
+import shutil
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import load_fsdp_model, load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
+from safetensors import SafetensorError
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import logging
 
-from ..files import LAUNCH_STATE, SETTINGS
+from ..files import INCOMPLETE, LAUNCH_STATE, SETTINGS
 from ..options.secrets import settings_without_secrets
 from .hub import HubUploads
+from .manifest import move_files
 
 
 logger = logging.get_logger(__name__)
@@ -49,6 +53,19 @@ def check_adapter(agent: str, policy: Any, folder: Path):
     refuse_keys(agent, sorted(own.keys() - saved.keys()), sorted(saved.keys() - own.keys()))
 
 
+class SaveError(RuntimeError):
+    """Something cannot be written; the message says what and where."""
+
+
+@contextlib.contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """Says what could not be written; libraries have errors of their own each for a full disk."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise SaveError(f"{what} cannot be written to {folder}: {error}") from error
+
+
 class Checkpoints(HubUploads):
     """The part of `MultiPolicyTrainer` that writes and reads checkpoints; see `hacpo_trl.files` for what is in one."""
 
@@ -62,37 +79,50 @@ class Checkpoints(HubUploads):
             # torch.compile's wrapper is no part of the policy: with its prefix, no key would be found again.
             state_dict = {key.replace(COMPILED, ""): value for key, value in gathered.items()}
             if self.args.should_save:
-                folder = root / name
+                # Beside its place, file by file moved there: a kill leaves no half of a file.
+                folder, written = root / name, root / INCOMPLETE / name
                 # Of an adapter's model the adapter that is trained, not the copy that the KL term measures by.
                 only = {"selected_adapters": [agent.policy.active_adapter]} if agent.is_adapter else {}
-                agent.policy.save_pretrained(folder, state_dict=state_dict, **only)
-                agent.save_tokenizer(folder)
-                self.save_model_card(agent, folder)
+                with writing(f"Agent '{name}'", folder):
+                    agent.policy.save_pretrained(written, state_dict=state_dict, **only)
+                    agent.save_tokenizer(written)
+                    self.save_model_card(agent, written)
+                    move_files(written, folder)
         if self.args.should_save:
-            settings = settings_without_secrets(self.args)
-            (root / SETTINGS).write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
+            settings = json.dumps(settings_without_secrets(self.args), indent=2, ensure_ascii=False)
+            with writing("The run's settings", root):
+                shutil.rmtree(root / INCOMPLETE, ignore_errors=True)
+                (root / SETTINGS).write_text(settings, encoding="utf-8")
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save_optimizer_and_scheduler(self, output_dir: str):
         if self.args.should_save:
             launch = {"backend": self.backend, "num_processes": self.accelerator.num_processes}
-            Path(output_dir).mkdir(parents=True, exist_ok=True)
-            (Path(output_dir) / LAUNCH_STATE).write_text(json.dumps(launch))
+            with writing("The run's state", Path(output_dir)):
+                Path(output_dir).mkdir(parents=True, exist_ok=True)
+                (Path(output_dir) / LAUNCH_STATE).write_text(json.dumps(launch))
         for name in self.agents:
-            folder = Path(output_dir) / name
-            accelerator, wrapped = self.engine(name)
-            if self.is_deepspeed_enabled:
-                wrapped.save_checkpoint(folder)
-            elif self.is_fsdp_enabled:
-                # Each process writes its shards; save_model writes the policy as one.
-                plugin, optimizer = self._fsdp_plugin, self.optimizer.optimizers[name].optimizer
-                save_fsdp_model(plugin, accelerator, wrapped, folder, adapter_only=self.agents[name].is_adapter)
-                save_fsdp_optimizer(plugin, accelerator, optimizer, wrapped, folder)
-            elif self.args.should_save:
-                torch.save(self.optimizer.optimizers[name].state_dict(), folder / OPTIMIZER_NAME)
-            if self.args.should_save:
-                torch.save(self.lr_scheduler.schedulers[name].state_dict(), folder / SCHEDULER_NAME)
+            with writing(f"Agent '{name}': its optimizer and schedule", Path(output_dir) / name):
+                self._save_optimizer_of(name, Path(output_dir) / name)
+
+    def _save_optimizer_of(self, name: str, folder: Path):
+        accelerator, wrapped = self.engine(name)
+        if self.is_deepspeed_enabled:
+            wrapped.save_checkpoint(folder)
+        elif self.is_fsdp_enabled:
+            # Each process writes its shards; save_model writes the policy as one.
+            plugin, optimizer = self._fsdp_plugin, self.optimizer.optimizers[name].optimizer
+            save_fsdp_model(plugin, accelerator, wrapped, folder, adapter_only=self.agents[name].is_adapter)
+            save_fsdp_optimizer(plugin, accelerator, optimizer, wrapped, folder)
+        elif self.args.should_save:
+            torch.save(self.optimizer.optimizers[name].state_dict(), folder / OPTIMIZER_NAME)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.schedulers[name].state_dict(), folder / SCHEDULER_NAME)
+
+    def _save_rng_state(self, output_dir: str):
+        with writing("The state of the random numbers", Path(output_dir)):
+            super()._save_rng_state(output_dir)
 
     def check_checkpoint(self, checkpoint: str) -> dict[str, Any]:
         """Refuses a checkpoint that this launch cannot continue, before anything of it is loaded.
@@ -171,7 +201,8 @@ class Checkpoints(HubUploads):
             self.lr_scheduler.schedulers[name].load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
 
     def _load_best_model(self):
-        logger.info(f"Loading the best checkpoint, {self.state.best_model_checkpoint} ({self.state.best_metric}).")
+        best = self._resolve(self.state.best_model_checkpoint)
+        logger.info(f"Loading the best checkpoint, {best} ({self.state.best_metric}).")
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             # Sharded weights are read from the shards that resuming needs, which save_only_model does not write.
             self._load_optimizer_and_scheduler(self.state.best_model_checkpoint)

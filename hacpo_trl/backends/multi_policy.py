@@ -5,8 +5,8 @@
 agent's own. Of transformers' `Trainer` everything stays that does not care how many models there are: epochs,
 accumulation, callbacks, logging, rotation of checkpoints, resuming.
 
-Three parts, each on top of the next: the policies at work (here), saving and loading (`checkpoints.py`), the Hub
-(`hub.py`).
+Four parts, each on top of the next: the policies at work (here), the folder that a run writes to (`run_folder.py`),
+saving and loading (`checkpoints.py`), the Hub (`hub.py`).
 """
 
 import math
@@ -26,15 +26,15 @@ from trl.models.utils import prepare_deepspeed
 from ..agent import Agent
 from ..config import HACPOConfig
 from . import fsdp_plugins
-from .checkpoints import Checkpoints
 from .deepspeed_plugins import finalize_plugin, plugins_of
 from .policies import PolicyOptimizers, PolicyPool, PolicySchedulers
+from .run_folder import RunFolder
 
 
 logger = logging.get_logger(__name__)
 
 
-class MultiPolicyTrainer(Checkpoints):
+class MultiPolicyTrainer(RunFolder):
     """`transformers.Trainer` over N policies. A subclass says what one agent's loss is, in `training_step`.
 
     Args:
@@ -87,11 +87,24 @@ class MultiPolicyTrainer(Checkpoints):
             )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs):
-        """As transformers', and from `args.resume_from_checkpoint` where it is told nothing."""
+        """Trains all agents; `trainer.state.log_history` has what was measured.
+
+        Args:
+            resume_from_checkpoint: A checkpoint's folder, or True for the newest complete one in `output_dir`; what
+                `args.resume_from_checkpoint` says if None.
+            kwargs: Further arguments of `Trainer.train`.
+
+        Raises:
+            RunFolderError: `output_dir` cannot be written or belongs to a run that is under way, or the checkpoint is
+                damaged.
+            ValueError: There is nothing to train on, or the checkpoint is of another run.
+        """
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset; this trainer was made without one, to evaluate or save.")
-        resume_from_checkpoint = resume_from_checkpoint or self.args.resume_from_checkpoint
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        if resume_from_checkpoint is None:
+            resume_from_checkpoint = self.args.resume_from_checkpoint
+        with self._of_this_run():
+            return super().train(resume_from_checkpoint=self._resolve(resume_from_checkpoint), **kwargs)
 
     def predict(self, *args, **kwargs):
         raise NotImplementedError(

@@ -1,12 +1,14 @@
 """Checkpoints that may lie within a step: they hold the rest of the step's rows, and what the run has measured."""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 from transformers.utils import logging
 
 from ..algorithm.alignment import Alignment
@@ -16,6 +18,7 @@ from ..options.secrets import settings_without_secrets
 from ..options.step import StepPlan
 from ..reporting.metrics import Metrics
 from ..rollouts.rows import LearnerRow
+from .checkpoints import writing
 from .multi_policy import MultiPolicyTrainer
 
 
@@ -30,6 +33,16 @@ MAY_DIFFER = {
     # Their product with the number of processes is compared: rollouts of an update.
     *("per_device_train_batch_size", "gradient_accumulation_steps"),
 }
+
+
+class _GoesOn(TrainerCallback):
+    """Calls when a run has begun, after Trainer has set its running sums to 0 and before anything is added to them."""
+
+    def __init__(self, begin: Callable[[], None]):
+        self.begin = begin
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.begin()
 
 
 class StepCheckpoints(MultiPolicyTrainer):
@@ -53,10 +66,34 @@ class StepCheckpoints(MultiPolicyTrainer):
     # For each learner and update the rows that the mean of its loss runs over; None where they are to be counted.
     _rows_in_loss: dict[str, list[float]] | None = None
     _micro_step: int = 0
+    # Trainer's sums of losses, and the seconds trained, of the parts of the run before this one.
+    _losses_before: dict[str, Any] | None = None
+    _seconds_before: float = 0.0
+    _began: float = 0.0
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.add_callback(_GoesOn(self._go_on))
+
+    def _go_on(self):
+        self._began = time.monotonic()
+        if self._losses_before is not None:
+            self._tr_loss = self._losses_before["since_log"].to(self._tr_loss.device)
+            self._total_loss_scalar = self._losses_before["logged"]
+            self._globalstep_last_logged = self._losses_before["last_log"]
+            # The mean loss and the speed that are logged at the end are those of the whole run.
+            self._initial_global_step = 0
+
+    def _finalize_training(self, trial, num_train_samples, start_time):
+        before = self._seconds_before if self._initial_global_step == 0 else 0.0
+        return super()._finalize_training(trial, num_train_samples, start_time - before)
 
     def _save_optimizer_and_scheduler(self, output_dir: str):
         super()._save_optimizer_and_scheduler(output_dir)
-        folder = Path(output_dir)
+        with writing("The state of the step", Path(output_dir)):
+            self._save_step(Path(output_dir))
+
+    def _save_step(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
         if self.args.should_save:
             state = {
@@ -66,10 +103,21 @@ class StepCheckpoints(MultiPolicyTrainer):
                 "updates_into_step": self.state.global_step % self.plan.updates,
                 "shape_of_step": self._shape_of_step(),
                 "settings": settings_without_secrets(self.args),
+                "seconds": self._seconds_before + time.monotonic() - self._began,
             }
             (folder / RUN_STATE).write_text(json.dumps(state, indent=2))
         rows = None if self._rows is None else {name: [asdict(r) for r in rows] for name, rows in self._rows.items()}
-        state = {"rows": rows, "metrics": self.metrics.state(), "alignment": self.alignment.state()}
+        losses = {
+            "since_log": self._tr_loss.detach().cpu(),
+            "logged": self._total_loss_scalar,
+            "last_log": self._globalstep_last_logged,
+        }
+        state = {
+            "rows": rows,
+            "metrics": self.metrics.state(),
+            "alignment": self.alignment.state(),
+            "losses": losses,
+        }
         torch.save(state, folder / PROCESS_STATE.format(self.accelerator.process_index))
 
     def _shape_of_step(self) -> dict[str, Any]:
@@ -131,12 +179,14 @@ class StepCheckpoints(MultiPolicyTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None):
         super()._load_optimizer_and_scheduler(checkpoint)
         self._micro_step = self.state.global_step * self.args.gradient_accumulation_steps
-        self._rows = self._rows_in_loss = None
+        self._rows = self._rows_in_loss = self._losses_before = None
+        self._seconds_before = 0.0
         if checkpoint is None:
             return
         state = json.loads((Path(checkpoint) / RUN_STATE).read_text())
         self.capability.load_state_dict(state["capability_window"])
         self.token_totals.update(state["token_totals"])
+        self._seconds_before = state["seconds"]
         self._say_what_changed(state["settings"])
         if self.check_checkpoint(checkpoint)["num_processes"] != self.accelerator.num_processes:
             # Between steps: no rows are left to train on, and what was measured since the last log is gone.
@@ -145,5 +195,6 @@ class StepCheckpoints(MultiPolicyTrainer):
         state = torch.load(path, map_location="cpu", weights_only=True)
         self.metrics.load_state(state["metrics"])
         self.alignment.load_state(state["alignment"])
+        self._losses_before = state["losses"]
         if state["rows"] is not None:
             self._rows = {name: [LearnerRow(**row) for row in rows] for name, rows in state["rows"].items()}

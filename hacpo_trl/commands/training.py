@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers.trainer_utils import get_last_checkpoint
 
+from ..backends.run_folder import NoCheckpointError
 from ..config import HACPOConfig
 from ..embedded import EMBEDDED, policy_path
 from ..trainer import HACPOTrainer
@@ -75,8 +76,12 @@ def train(trainer: HACPOTrainer, resume: bool = False) -> tuple[Evaluation, Eval
         resume: Whether to continue from the last checkpoint, if there is one.
     """
     args = trainer.args
-    checkpoint = get_last_checkpoint(args.output_dir) if resume else args.resume_from_checkpoint
-    trainer.train(resume_from_checkpoint=checkpoint)
+    try:
+        trainer.train(resume_from_checkpoint=True if resume else None)
+    except NoCheckpointError:
+        if not resume:
+            raise
+        trainer.train()
     evaluations = None
     if trainer.eval_dataset is not None:
         after = trainer.evaluate()
