@@ -3,6 +3,7 @@
 output_dir/
 ├── qwen/, llama/           each agent, for `from_pretrained` (`save_model`)
 ├── completions/            `log_completions`: a parquet file a log
+├── NON_FINITE/             rows of the update that ended the run, if one did
 └── checkpoint-40/
     ├── qwen/               the agent: config.json, model.safetensors, tokenizer files, AGENT_SETTINGS, README.md;
     │                       and what resuming needs: optimizer.pt, scheduler.pt, or shards of ZeRO and FSDP
@@ -30,6 +31,7 @@ COMPLETIONS = "completions"
 MANIFEST = "manifest.json"
 INCOMPLETE = ".incomplete"
 LOCK = ".lock"
+NON_FINITE = "non_finite"
 
 # Patterns of what only a resumed run needs in an agent's folder; it does not belong into a model repository.
 RESUME_ONLY = [

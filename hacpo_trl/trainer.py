@@ -29,9 +29,9 @@ from trl.trainer.utils import disable_dropout_in_model, identity
 
 from .algorithm.alignment import Alignment
 from .algorithm.capability import CapabilityWindow
+from .backends.finite import FiniteUpdates
 from .backends.log_probabilities import completion_logps, prepare_policy
 from .backends.scorer import Scorer
-from .backends.step_checkpoints import StepCheckpoints
 from .config import HACPOConfig
 from .evaluation.during_training import evaluate_agents, named_dataset
 from .generation.backend import Completion, GenerationBackend, log_completions, requests_for
@@ -50,7 +50,7 @@ from .rollouts.rows import LearnerRow, StepSampler, arrange, collate, learner_ro
 from .rollouts.stream import stream_of_steps
 
 
-class HACPOTrainer(StepCheckpoints):
+class HACPOTrainer(FiniteUpdates):
     """Trains any number of agents together by reinforcement learning with verifiable rewards.
 
     ```python
@@ -356,11 +356,11 @@ class HACPOTrainer(StepCheckpoints):
     def _update(self, position: int) -> torch.Tensor:
         """Forward and backward passes of all agents on one micro-batch of the step; their mean loss."""
         update = position // self.args.gradient_accumulation_steps
-        size = self.args.per_device_train_batch_size
-        losses = []
+        size, losses = self.args.per_device_train_batch_size, []
         for name, rows in self._rows.items():
-            loss = self._loss(name, rows[position * size : (position + 1) * size], update)
-            self.backward(name, loss)
+            of_batch = rows[position * size : (position + 1) * size]
+            loss = self._loss(name, of_batch, update)
+            self.watched_backward(name, loss, of_batch)
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 

@@ -11,7 +11,10 @@ saving and loading (`checkpoints.py`), the Hub (`hub.py`).
 
 import math
 import os
+import signal
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import get_scheduler
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 from transformers.utils.generic import strtobool
 from trl.models.utils import prepare_deepspeed
@@ -29,6 +33,7 @@ from . import fsdp_plugins
 from .deepspeed_plugins import finalize_plugin, plugins_of
 from .policies import PolicyOptimizers, PolicyPool, PolicySchedulers
 from .run_folder import RunFolder
+from .stopping import StopOnSignals, TrainingStopped
 
 
 logger = logging.get_logger(__name__)
@@ -55,6 +60,8 @@ class MultiPolicyTrainer(RunFolder):
         self.references: dict[str, nn.Module] = {}
         self._weight_loads = 0
         super().__init__(model=PolicyPool({n: a.policy for n, a in self.agents.items()}), args=args, **kwargs)
+        self._stopping = StopOnSignals(self.accelerator)
+        self.add_callback(self._stopping)
         self._check_launch()
 
     def _check_launch(self):
@@ -98,6 +105,7 @@ class MultiPolicyTrainer(RunFolder):
             RunFolderError: `output_dir` cannot be written or belongs to a run that is under way, or the checkpoint is
                 damaged.
             ValueError: There is nothing to train on, or the checkpoint is of another run.
+            TrainingStopped: The run was told to stop (Ctrl-C, SIGTERM, SIGUSR1), and is saved; it ends the program.
         """
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset; this trainer was made without one, to evaluate or save.")
@@ -164,6 +172,22 @@ class MultiPolicyTrainer(RunFolder):
         for accelerator in list(self.accelerators.values())[1:]:
             accelerator.free_memory()
         return super()._inner_training_loop(*args, **kwargs)
+
+    def _finalize_training(self, trial, num_train_samples, start_time):
+        if not self._stopping.number:
+            return super()._finalize_training(trial, num_train_samples, start_time)
+        # Not the end of the run: neither its summary nor its best policies.
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self._finish_current_push()
+        checkpoint = str(Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        if self.accelerator.is_main_process:
+            name, done = signal.Signals(self._stopping.number).name, self.state.global_step
+            print(
+                f"Stopped by {name} after update {done} of {self.state.max_steps}, saved in {checkpoint}. "
+                "--resume, or train(resume_from_checkpoint=True), continues there.",
+                file=sys.stderr,
+            )
+        raise TrainingStopped(self._stopping.number, checkpoint)
 
     def _warmup_steps(self, name: str, max_steps: int) -> int:
         own = self.agents[name].config.warmup_steps

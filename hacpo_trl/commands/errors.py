@@ -40,19 +40,25 @@ def _message(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def user_errors(*further: type[Exception]) -> Iterator[None]:
-    """Makes errors of what is put together from a user's settings, files and models end the program by `fail`.
-
-    Args:
-        further: Further types of errors, beside wrong values, files and modules.
-    """
-    kinds: tuple[type[Exception], ...] = (ValueError, OSError, ImportError, *further)
+def one_line(*kinds: type[Exception]) -> Iterator[None]:
+    """Makes errors of these types end the program by `fail`."""
     try:
         yield
     except kinds as error:
         if os.environ.get(TRACEBACK) == "1":
             raise
         fail(_message(error))
+
+
+@contextlib.contextmanager
+def user_errors(*further: type[Exception]) -> Iterator[None]:
+    """Makes errors of what is put together from a user's settings, files and models end the program by `fail`.
+
+    Args:
+        further: Further types of errors, beside wrong values, files and modules.
+    """
+    with one_line(ValueError, OSError, ImportError, *further):
+        yield
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -6,18 +6,19 @@
         └── python -m hacpo_trl.train, several times     a run each, see training.py
 
 Servers are started at the same time as training, which waits for them itself: what is wrong with a recipe is said
-before they are up. Whatever of the two ends, the other one is ended; Ctrl-C and SIGTERM end both.
+before they are up. Whatever of the two ends, the other one is ended; Ctrl-C and SIGTERM are passed on to training.
 """
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..generation.vllm_servers.processes import ServerFailed, end, stop_on_signals
+from ..generation.vllm_servers.processes import ServerFailed, end, signal_group, stop_on_signals
 from ..options.recipe import read_recipe
 from .errors import CommandParser, user_errors
 from .launch_options import Launching, split_recipe
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from ..generation.vllm_servers.serving import Server, ServerGroup
 
 
+# In the environment of what is started here, which ends when this program is gone.
+LAUNCHED = "HACPO_TRL_LAUNCHED"
 # Seconds between two looks at what runs.
 TICK = 0.5
 
@@ -134,13 +137,17 @@ def count_gpus() -> int:
 
 
 def supervise(command: Sequence[str], environment: Mapping[str, str], group: "ServerGroup | None") -> int:
-    """Runs a command beside servers; returns its exit status when it has ended and they are stopped."""
+    """Runs a command beside servers; returns its exit status when it has ended and they are stopped.
+
+    Training gets the signals that this program gets: it ends its update, which servers may be needed for, and saves.
+    """
     with ExitStack() as stack:
         if group is not None:
             stack.enter_context(group)
         # In a group of its own, which is ended as a whole: Ctrl-C reaches this program alone.
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        process = subprocess.Popen(command, env={**environment, LAUNCHED: "1"}, start_new_session=True)
         stack.callback(end, [process])
+        stack.enter_context(passing_signals_to(process))
         while process.poll() is None:
             if group is not None:
                 group.watch()
@@ -149,6 +156,27 @@ def supervise(command: Sequence[str], environment: Mapping[str, str], group: "Se
             except subprocess.TimeoutExpired:
                 continue
     return shell_status(process.returncode)
+
+
+@contextmanager
+def passing_signals_to(process: subprocess.Popen) -> Iterator[None]:
+    """Passes signals on, of which the first stops training and the second ends it; the third kills what is left."""
+    count = 0
+
+    def pass_on(number, frame):
+        nonlocal count
+        count += 1
+        if count > 2:
+            signal_group(process, signal.SIGKILL)
+        else:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def shell_status(returncode: int) -> int:

@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..backends.run_folder import NoCheckpointError
+from ..backends.finite import NonFiniteError
+from ..backends.run_folder import NoCheckpointError, RunFolderError
 from ..config import HACPOConfig
 from ..embedded import EMBEDDED, policy_path
+from ..generation.vllm_servers.client import VLLMServerError
 from ..trainer import HACPOTrainer
-from .errors import user_errors
+from .errors import one_line, user_errors
 from .recipes import FIRST_COPY
 from .tasks import load_task
 from .train_options import ScriptArguments
@@ -76,12 +78,14 @@ def train(trainer: HACPOTrainer, resume: bool = False) -> tuple[Evaluation, Eval
         resume: Whether to continue from the last checkpoint, if there is one.
     """
     args = trainer.args
-    try:
-        trainer.train(resume_from_checkpoint=True if resume else None)
-    except NoCheckpointError:
-        if not resume:
-            raise
-        trainer.train()
+    # What ends a run and is no mistake of the program.
+    with one_line(RunFolderError, NonFiniteError, VLLMServerError):
+        try:
+            trainer.train(resume_from_checkpoint=True if resume else None)
+        except NoCheckpointError:
+            if not resume:
+                raise
+            trainer.train()
     evaluations = None
     if trainer.eval_dataset is not None:
         after = trainer.evaluate()

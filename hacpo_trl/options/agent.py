@@ -13,7 +13,7 @@ from .names import unknown_name
 AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 # Folders and prefixes that a run has for other things, without regard to case: some file systems have none.
 RESERVED_NAMES = re.compile(
-    r"checkpoint-\d+|completions|runs|vllm_adapters|wandb|trackio|eval|train|test", re.IGNORECASE
+    r"checkpoint-\d+|completions|non_finite|runs|vllm_adapters|wandb|trackio|eval|train|test", re.IGNORECASE
 )
 
 

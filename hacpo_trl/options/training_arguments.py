@@ -22,7 +22,7 @@ WORKS = {
     *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
     *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "per_device_eval_batch_size"),
     *("save_strategy", "save_steps", "save_total_limit", "save_only_model", "save_on_each_node"),
-    *("enable_jit_checkpoint", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
     *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
     *("hub_revision", "ignore_data_skip", "restore_callback_states_from_checkpoint"),
     *("seed", "data_seed", "full_determinism", "skip_memory_metrics", "local_rank", "ddp_timeout"),
@@ -62,6 +62,7 @@ NO_MEANING = {
     "torch_empty_cache_steps": "the training step is not transformers'",
     "debug": "it watches the one model of a Trainer",
     "parallelism_config": "log-probabilities of whole answers are needed on one process",
+    "enable_jit_checkpoint": "a run that gets SIGTERM, SIGUSR1 or Ctrl-C always saves a checkpoint and stops",
     "do_train": "call trainer.train()",
     "do_predict": "call trainer.evaluate()",
 }

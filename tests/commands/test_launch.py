@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -257,20 +258,32 @@ def test_training_ends_when_a_server_fails(tmp_path, console):
     assert not mark.exists()
 
 
-@pytest.fixture
-def ctrl_c():
-    """Where SIGINT raises KeyboardInterrupt, which it does not in a process that a shell started behind `&`."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield lambda seconds: threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
-    signal.signal(signal.SIGINT, handler)
-
-
-def test_ctrl_c_ends_servers_and_training(tmp_path, console, ctrl_c):
+@pytest.mark.parametrize(
+    ("training", "signals", "status"),
+    [
+        ("import time; time.sleep(60)", [signal.SIGINT], 130),
+        ("import time; time.sleep(60)", [signal.SIGTERM], 143),
+        # It saves, for a while, and says that all is well.
+        ("signal.signal(15, lambda *_: (time.sleep(1), sys.exit(0))); time.sleep(60)", [signal.SIGTERM], 0),
+        ("signal.signal(10, lambda *_: sys.exit(0)); time.sleep(60)", [signal.SIGUSR1], 0),
+        # It hears nothing.
+        ("[signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; time.sleep(60)", [2, 15, 2], 137),
+    ],
+)
+def test_signals_are_trainings_to_hear_and_servers_outlive_it(tmp_path, console, training, signals, status):
     server = stand_in("a")
-    ctrl_c(2)
-    with pytest.raises(KeyboardInterrupt):
-        supervise(["sleep", "60"], os.environ, group_of([server], tmp_path, console))
-    assert gone(server.url)
+    command = [sys.executable, "-c", f"import signal, sys, time; {training}"]
+
+    def send():
+        for number in signals:
+            time.sleep(2)
+            assert not gone(server.url)
+            os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+    before = signal.getsignal(signal.SIGTERM)
+    assert supervise(command, os.environ, group_of([server], tmp_path, console)) == status
+    assert gone(server.url) and signal.getsignal(signal.SIGTERM) == before
 
 
 # `hacpo train --serve` with a server and a training of a few lines: `launch` from its check on.
@@ -302,7 +315,7 @@ def test_sigterm_ends_servers_and_training(tmp_path):
     assert len(children) == 2
     process.send_signal(signal.SIGTERM)
     rest = "".join(lines)
-    assert process.wait(60) == 130 and "All servers are stopped." in rest and "--resume continues" in rest
+    assert process.wait(60) == 143 and "All servers are stopped." in rest
     assert gone(f"http://127.0.0.1:{port}/") and not any(Path(f"/proc/{child}").exists() for child in children)
     assert (tmp_path / "outputs" / "vllm_servers" / "a.log").read_text() == "starting with a\n"
 
