@@ -13,11 +13,11 @@ What the sandbox protects from: network access, writing outside a temporary dire
 process exhaustion, processes that outlive the test, signals to and inspection of other processes. What it does not: a
 fault in the kernel or the interpreter, use of CPU time within the limits, writing to named pipes and terminals that it
 finds, and reading of files that any user may read (as root: every file readable by others; otherwise: the user's own
-files). What is read cannot leave the sandbox except
-as the output that is compared. Without namespaces and not as root, the user's other processes can be read as far as
-the kernel lets a user read them (`kernel.yama.ptrace_scope`), among them the trainer, which knows the tests. Without
-namespaces, as in most containers, the code cannot write files at all. Code that answers the tests' inputs from memory,
-without computing, is right by every test.
+files). What is read cannot leave the sandbox except there and as the output that is compared. Without namespaces and
+not as root, the user's other processes can be read as far as the kernel lets a user read them
+(`kernel.yama.ptrace_scope`), among them the trainer, which knows the tests. Without namespaces, as in most containers,
+the code cannot write files at all. Code that answers the tests' inputs from memory, without computing, is right by
+every test.
 
 Limits of the assertions: a value has to be made of None, numbers, strings, bytes, lists, tuples, sets and dicts to be
 compared. Other objects can be passed back, called, iterated and read attribute by attribute. A function given to the
@@ -49,10 +49,11 @@ from .math import completion_text
 # Beyond its limit, for starting and for killing what it started.
 LAUNCHER_GRACE_SECONDS = 10.0
 # A block of Markdown between fences of backticks or tildes, perhaps in a list. Where the text is cut, the second fence
-# is missing. It is at most three spaces further in than the first: one in a docstring is none.
+# is missing. It is at most three spaces further in than the first: one in a docstring is none. Nor is one with a
+# language; anything else may follow, such as the special token at an answer's end.
 _BLOCK = re.compile(
     r"^(?P<indent>[ \t]*)(?:(?:[-*+]|\d+[.)])[ \t]+)?(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)\n"
-    r"(?P<code>.*?)(?:^(?:(?P=indent))? {0,3}(?P=fence)[`~]*[ \t\r]*$|\Z)",
+    r"(?P<code>.*?)(?:^(?:(?P=indent))? {0,3}(?P=fence)[`~]*+(?![ \t]*[\w{.][^\s`]*[ \t\r]*$)|\Z)",
     re.DOTALL | re.MULTILINE,
 )
 _LANGUAGE = re.compile(r"[{. \t]*([\w+#.-]*)")

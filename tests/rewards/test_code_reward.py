@@ -2,6 +2,7 @@
 
 import functools
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -232,7 +233,8 @@ def broken():
 def test_code_runs_in_a_module_that_python_knows(user):
     """As functions that are called, as a program, and beside the tests."""
     served = MODULE + "if __name__ == '__main__':\n    raise SystemExit\n"
-    assert reward_of(served, ["assert broken() == []", "assert Node(1).value == 1"]) == 1.0
+    for namespaces in (True, False):
+        assert reward_of(served, ["assert broken() == []", "assert Node(1).value == 1"], namespaces) == 1.0
     program = MODULE + "if __name__ == '__main__':\n    print(broken(), __name__, input())\n"
     reward = CodeReward(limits=LIMITS, num_workers=1)
     assert reward([f"```python\n{program}```"], inputs=[["x"]], outputs=[["[] __main__ x"]]) == [1.0]
@@ -574,6 +576,20 @@ def test_environment_of_the_trainer_is_not_visible(monkeypatch):
     assert reward_of(code, ["assert secret() is None"]) == 1.0
 
 
+def test_a_trainer_with_many_open_files_can_use_it():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 2000:
+        pytest.skip("not as many files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2000), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert reward_of(RIGHT) == 1.0
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_output_without_end_is_cut():
     reward = CodeReward(limits=SandboxLimits(wall_seconds=3.0, output_bytes=1 << 16))
     start = time.monotonic()
@@ -652,6 +668,8 @@ def block(code, fence="```", info="python", indent=""):
         block(DRAFT) + "No:\n```python\n" + ADD,
         block(ADD) + "~~~\n" + USE,
         block(ADD) + "```\n",
+        block(DRAFT) + block(ADD).rstrip() + "<|im_end|>",
+        block(ADD).rstrip() + " That is it.\n" + block(USE),
         block(ADD).replace("\n", "\r\n"),
         block("class Add:\n    def add(self):\n        pass\n")
         + block(ADD)
@@ -665,6 +683,8 @@ def test_the_block_that_defines_what_is_tested_is_found(text):
 def test_blocks_with_fences_names_and_faults_inside():
     documented = 'def add(a, b):\n    """\n    ```\n    add(1, 2)\n    ```\n    """\n    return a + b\n'
     assert extract_code(block(documented), ["add"]) == documented
+    shown = 'def add(a, b):\n    return HELP\nHELP = """\n```python\n````python\n``` py\n"""\n'
+    assert extract_code(block(shown), ["add"]) == shown
     # A list's text, which stands further left than the list.
     text = 'x = """\na\n   \n  b"""\ndef add(): pass\n'
     assert extract_code(block(text, indent="   "), ["add"]) == text
