@@ -71,6 +71,10 @@ def test_a_reward_model_without_tokenizer_is_refused():
 
 
 # ---- judges ---------------------------------------------------------------------------------------------------------
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64  # more connections at one time would be reset
+
+
 class Judge:
     """A judge on this machine. `script` tells for the n-th request about a text the status, with which goes the text's
     length; or status, headers and the parts of the body."""
@@ -109,7 +113,7 @@ class Judge:
             def log_message(self, *args):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/judge"
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
