@@ -11,12 +11,13 @@ The verdict is never taken from the process that runs the code under test:
 
 What the sandbox protects from: network access, writing outside a temporary directory, endless loops, memory, disk and
 process exhaustion, processes that outlive the test, signals to and inspection of other processes. What it does not: a
-fault in the kernel or the interpreter, use of CPU time within the limits, and reading of files that any user may read
-(as root: every file readable by others; otherwise: the user's own files). What is read cannot leave the sandbox except
-as the output that is compared. Without namespaces and not as root, the user's other processes can be read as far as
-the kernel lets a user read them (`kernel.yama.ptrace_scope`), among them the trainer, which knows the tests. Without
-namespaces, as in most containers, the code cannot write files at all. Code that answers the tests' inputs from memory,
-without computing, is right by every test.
+fault in the kernel or the interpreter, use of CPU time within the limits, writing to named pipes and terminals that it
+finds, and reading of files that any user may read (as root: every file readable by others; otherwise: the user's own
+files). What is read cannot leave the sandbox except there and as the output that is compared. Without namespaces and
+not as root, the user's other processes can be read as far as the kernel lets a user read them
+(`kernel.yama.ptrace_scope`), among them the trainer, which knows the tests. Without namespaces, as in most containers,
+the code cannot write files at all. Code that answers the tests' inputs from memory, without computing, is right by
+every test.
 
 Limits of the assertions: a value has to be made of None, numbers, strings, bytes, lists, tuples, sets and dicts to be
 compared. Other objects can be passed back, called, iterated and read attribute by attribute. A function given to the
@@ -24,30 +25,44 @@ code as an argument by the tests is not supported; such a test fails.
 """
 
 import ast
+import builtins
 import json
 import os
 import re
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from .code_runner import reported_asserts
+from .code_runner import global_names, reported_asserts
 from .math import completion_text
 
 
 # Beyond its limit, for starting and for killing what it started.
 LAUNCHER_GRACE_SECONDS = 10.0
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+# A block of Markdown between fences of backticks or tildes, perhaps in a list. Where the text is cut, the second fence
+# is missing. It is at most three spaces further in than the first: one in a docstring is none. Nor is one with a
+# language; anything else may follow, such as the special token at an answer's end.
+_BLOCK = re.compile(
+    r"^(?P<indent>[ \t]*)(?:(?:[-*+]|\d+[.)])[ \t]+)?(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)\n"
+    r"(?P<code>.*?)(?:^(?:(?P=indent))? {0,3}(?P=fence)[`~]*+(?![ \t]*[\w{.][^\s`]*[ \t\r]*$)|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+_LANGUAGE = re.compile(r"[{. \t]*([\w+#.-]*)")
+_PYTHON = re.compile(r"(?:i?python|(?:.*\.)?py)[\d.]*", re.IGNORECASE)  # also the name of a file
+# What a program does to its input and output; a block that shows its use or what it prints does not do both.
+_PROGRAM = [
+    re.compile(r"\binput\(|\bstdin\b|\bopen\(0|\bfileinput\b"),
+    re.compile(r"\bprint\(|\bstdout\b|\bos\.write\("),
+]
 
 
 class SandboxError(RuntimeError):
@@ -85,21 +100,41 @@ class SandboxLimits:
                 raise ValueError(f"{name} is {value} but has to be positive.")
 
 
-def extract_code(text: str) -> str | None:
-    """The last Python block of a Markdown text, else its last block, else the text itself when it is Python.
+def extract_code(text: str, names: Iterable[str] = ()) -> str | None:
+    """The code under test in an answer: the last block of its Markdown that defines what is tested.
+
+    That is the block with the most of the names. Among equals Python goes before a block without a language, and later
+    before earlier. Blocks in other languages count where there are no others. A text without blocks is the code itself
+    when it is Python. A block that the text ends in the middle of is one.
+
+    Args:
+        text: the answer.
+        names: functions and classes that the tests use. Without any, what is tested is a program; its block is the one
+            that both reads an input and prints.
 
     Returns:
         The code; `None` where there is none.
     """
-    blocks = _FENCE.findall(text)
-    python = [code for language, code in blocks if language.lower() in ("python", "py", "python3")]
-    if blocks:
-        return (python or [code for _, code in blocks])[-1]
-    try:
-        ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    return text if text.strip() else None
+    blocks = []
+    for block in _BLOCK.finditer(text):
+        if indents := re.findall(r"(?m)^([ \t]*)\S", block["code"]):
+            code = re.sub(rf"(?m)^[ \t]{{0,{len(indents[0])}}}", "", block["code"])
+            blocks.append((code, _LANGUAGE.findall(block["info"])[0]))
+    if not blocks:
+        try:
+            ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        return text if text.strip() else None
+    # Looked for in the text, so that a last version with a syntax error still replaces the draft before it.
+    defines = r"^(?:(?:async[ \t]+)?def|class)[ \t]+{0}\b|^{0}\b[^=\n(]*=(?!=)"
+    patterns = [re.compile(defines.format(re.escape(name)), re.MULTILINE) for name in names] or _PROGRAM
+
+    def rank(block: tuple[str, str]) -> tuple[int, bool]:
+        return sum(pattern.search(block[0]) is not None for pattern in patterns), block[1] != ""
+
+    blocks = [block for block in blocks if not block[1] or _PYTHON.fullmatch(block[1])] or blocks
+    return max(reversed(blocks), key=rank)[0]
 
 
 class CodeReward:
@@ -179,166 +214,129 @@ class CodeReward:
             raise ValueError("code_reward got a 'test' without an 'entry_point', the name of the function to check.")
         if not (test_list or test or inputs):
             return None
-        code = extract_code(completion_text(completion))
-        if code is None:
-            return 0.0
+        text = completion_text(completion)
         if inputs:
-            passed, total = self._run_with_inputs(code, inputs, outputs)
+            passed, total = self._run_with_inputs(text, inputs, outputs)
         else:
-            tests = [f"{test}\n\ncheck({entry_point})\n"] if test else list(test_list)
-            passed, total = self._run_assertions(code, tests, entry_point or "", setup or "")
+            if test and not re.search(r"^check\(", test, re.MULTILINE):
+                test = f"{test}\n\ncheck({entry_point})\n"
+            tests = [test] if test else list(test_list)
+            passed, total = self._run_assertions(text, tests, entry_point or "", setup or "")
         return float(passed == total) if self.all_or_nothing else passed / total
 
-    def _run_with_inputs(self, code: str, inputs: list[str], outputs: list[str]) -> tuple[int, int]:
-        passed = 0
+    def _run_with_inputs(self, text: str, inputs: list[str], outputs: list[str]) -> tuple[int, int]:
+        passed, code = 0, extract_code(text)
         for given, expected in zip(inputs, outputs, strict=True):
-            with tempfile.TemporaryFile() as stdin, _Pipe() as stdout:
+            if code is None:
+                break
+            with tempfile.TemporaryFile() as stdin:
                 stdin.write(given.encode())
                 stdin.seek(0)
-                config = {"role": "script", "code": code}
-                with _Sandbox(config, self.limits, self.namespaces, stdin=stdin.fileno(), stdout=stdout.write) as run:
-                    stdout.close_write()
-                    output = _read(stdout.read, run.deadline, self.limits.output_bytes)
-                    ended_well = output is not None and run.wait() == 0
+                with self._sandbox({"role": "script", "code": code}, stdin.fileno()) as process:
+                    output = self._output(process, self.limits.output_bytes)
             # What is printed before a crash does not count as an answer.
+            ended_well = output is not None and process.returncode == 0
             if ended_well and _lines(output.decode(errors="replace")) == _lines(expected):
                 passed += 1
             elif self.all_or_nothing:
                 break
         return passed, len(inputs)
 
-    def _run_assertions(self, code: str, tests: list[str], entry_point: str, setup: str) -> tuple[int, int]:
+    def _run_assertions(self, text: str, tests: list[str], entry_point: str, setup: str) -> tuple[int, int]:
         """Number of assertions that hold, and of all that should have been reached."""
-        counts = [_count_asserts(source) for source in tests]
+        counts, names = zip(*map(_contents, tests), strict=True)
         total = sum(max(count, 1) for count in counts)
+        code = extract_code(text, set().union(*names, [entry_point] if entry_point else []))
+        if code is None:
+            return 0, total
+        check = {"role": "test", "tests": tests, "setup": setup, "entry_point": entry_point}
         ours, theirs = socket.socketpair()
-        with ours, theirs, _Pipe() as verdicts:
-            serve: dict[str, Any] = {"role": "serve", "code": code, "channel_fd": theirs.fileno()}
-            check: dict[str, Any] = {"role": "test", "tests": tests, "setup": setup, "entry_point": entry_point}
-            check |= {"channel_fd": ours.fileno(), "report_fd": verdicts.write}
-            with (
-                _Sandbox(serve, self.limits, self.namespaces, role_fds=[theirs.fileno()]),
-                _Sandbox(check, self.limits, self.namespaces, role_fds=[ours.fileno(), verdicts.write]) as run,
-            ):
-                # Each side sees the other's end only when no copy is left here.
-                ours.close()
-                theirs.close()
-                verdicts.close_write()
-                report = _read(verdicts.read, run.deadline, total + len(tests) + 1) or b""
-        passed, position = 0, 0
-        for count in counts:
-            end = re.compile(rb"[.!]").search(report, position)
-            asserts = report[position : end.start() if end else len(report)]
+        with (
+            ours,
+            theirs,
+            self._sandbox({"role": "serve", "code": code}, theirs.fileno()),
+            self._sandbox(check, ours.fileno()) as process,
+        ):
+            # Each side sees the other's end only when no copy is left here.
+            ours.close()
+            theirs.close()
+            report = self._output(process, total + len(tests)) or b""
+        passed = 0
+        for count, (asserts, end) in zip(counts, re.findall(rb"([+-]*)([.!]|$)", report)):  # noqa: B905
             held = asserts.count(b"+")
-            position = end.end() if end else len(report)
-            if count:
-                # A test that was broken off by an exception has failed, though all its assertions were reached.
-                passed += held - (held == count and (end is None or end[0] == b"!"))
-            else:
-                passed += end is not None and end[0] == b"."
+            # A test that was broken off by an exception has failed, though all its assertions were reached.
+            passed += held - (held == count and end != b".") if count else end == b"."
         return passed, total
 
+    @contextmanager
+    def _sandbox(self, config: dict, stdin: int) -> Iterator[subprocess.Popen]:
+        """One run of sandbox.py, killed with everything in it when the block is left."""
+        config |= {"limits": asdict(self.limits), "namespaces": self.namespaces}
+        with tempfile.TemporaryDirectory(prefix="hacpo-sandbox-", ignore_cleanup_errors=True) as directory:
+            os.chmod(directory, 0o711)
+            # Not a file with a name: the code under test must not find the tests.
+            with tempfile.TemporaryFile() as file:
+                file.write(json.dumps(config | {"directory": directory}).encode())
+                file.seek(0)
+                theirs, control = os.pipe()
+                program = str(Path(__file__).with_name("sandbox.py"))
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-W", "ignore", program, str(file.fileno()), str(theirs)],
+                    stdin=stdin,
+                    stdout=subprocess.DEVNULL if config["role"] == "serve" else subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    pass_fds=[file.fileno(), theirs],
+                    start_new_session=True,
+                    env={"PATH": os.defpath, "LANG": "C.UTF-8"},  # no tokens, no keys
+                )
+                os.close(theirs)
+            try:
+                yield process
+            finally:
+                os.close(control)  # the launcher takes it as the order to kill and end
+                if process.stdout:
+                    process.stdout.close()
+                try:
+                    _, errors = process.communicate(timeout=LAUNCHER_GRACE_SECONDS)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    _, errors = process.communicate()
+        # The code under test cannot write here (see sandbox.become_role).
+        if errors.strip():
+            raise SandboxError(
+                "The sandbox cannot be set up here, so no code was run: " + errors.decode(errors="replace").strip()
+            )
 
-def _count_asserts(source: str) -> int:
+    def _output(self, process: subprocess.Popen, max_bytes: int) -> bytes | None:
+        """Waits for the process and returns what it writes until its time is over; `None`: more than `max_bytes`."""
+        deadline = time.monotonic() + self.limits.wall_seconds + LAUNCHER_GRACE_SECONDS
+        assert process.stdout is not None
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        output = bytearray()
+        while (seconds := deadline - time.monotonic()) > 0 and poll.poll(seconds * 1000):
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            output += part
+            if len(output) > max_bytes:
+                return None
+            if not part:
+                break
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        return bytes(output)
+
+
+def _contents(test: str) -> tuple[int, set[str]]:
+    """Number of a test's assertions, and the names that it has from elsewhere."""
     try:
-        return len(reported_asserts(ast.parse(source)))
+        names = {name for name in global_names(test) if not hasattr(builtins, name)}
+        return len(reported_asserts(ast.parse(test))), names
     except SyntaxError as error:
-        raise ValueError(f"A test is not Python: {error}. It reads: {source!r:.200}") from None
+        raise ValueError(f"A test is not Python: {error}. It reads: {test!r:.200}") from None
 
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _read(descriptor: int, deadline: float, max_bytes: int) -> bytes | None:
-    """Everything until the other end is closed or the time is over; `None` when it is more than `max_bytes`."""
-    parts, length = [], 0
-    while (remaining := deadline - time.monotonic()) > 0:
-        if not select.select([descriptor], [], [], remaining)[0]:
-            break
-        part = os.read(descriptor, 1 << 16)
-        if not part:
-            break
-        parts.append(part)
-        length += len(part)
-        if length > max_bytes:
-            return None
-    return b"".join(parts)
-
-
-class _Pipe:
-    def __enter__(self):
-        self.read, self.write = os.pipe()
-        self._open = {self.read, self.write}
-        return self
-
-    def close_write(self) -> None:
-        self._open.discard(self.write)
-        os.close(self.write)
-
-    def __exit__(self, *exception):
-        for descriptor in self._open:
-            os.close(descriptor)
-
-
-class _Sandbox:
-    """One run of sandbox.py, killed with everything in it when the block is left."""
-
-    def __init__(
-        self,
-        config: dict,
-        limits: SandboxLimits,
-        namespaces: bool,
-        stdin: int = subprocess.DEVNULL,
-        stdout: int = subprocess.DEVNULL,
-        role_fds: list[int] | None = None,
-    ):
-        self.config = config | {"limits": asdict(limits), "namespaces": namespaces, "role_fds": role_fds or []}
-        self.stdin, self.stdout = stdin, stdout
-        self.deadline = time.monotonic() + limits.wall_seconds + LAUNCHER_GRACE_SECONDS
-
-    def __enter__(self):
-        self.directory = tempfile.mkdtemp(prefix="hacpo-sandbox-")
-        os.chmod(self.directory, 0o711)
-        self.config["directory"] = self.directory
-        control, self.control = os.pipe()
-        # Not a file with a name: the code under test must not find the tests.
-        with tempfile.TemporaryFile() as file:
-            file.write(json.dumps(self.config).encode())
-            file.seek(0)
-            program = str(Path(__file__).with_name("sandbox.py"))
-            self.process = subprocess.Popen(
-                [sys.executable, "-I", "-W", "ignore", program, str(file.fileno()), str(control)],
-                stdin=self.stdin,
-                stdout=self.stdout,
-                stderr=subprocess.PIPE,
-                pass_fds=[file.fileno(), control, *self.config["role_fds"]],
-                start_new_session=True,
-                env={"PATH": os.defpath, "LANG": "C.UTF-8"},  # no tokens, no keys
-            )
-        os.close(control)
-        return self
-
-    def wait(self) -> int:
-        """Exit status of the code under test; not 0 when it was killed."""
-        try:
-            return self.process.wait(max(0.0, self.deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return -signal.SIGKILL
-
-    def __exit__(self, kind, value, traceback):
-        os.close(self.control)  # the launcher takes it as the order to kill and end
-        try:
-            _, errors = self.process.communicate(timeout=LAUNCHER_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            _, errors = self.process.communicate()
-        shutil.rmtree(self.directory, ignore_errors=True)
-        # The code under test cannot write here (see sandbox.run_role).
-        if kind is None and errors.strip():
-            raise SandboxError(
-                "The sandbox cannot be set up here, so no code was run: " + errors.decode(errors="replace").strip()
-            )
 
 
 code_reward = CodeReward()

@@ -14,10 +14,13 @@ import ast
 import base64
 import builtins
 import json
+import linecache
 import os
 import struct
+import symtable
 import sys
 from collections import Counter, OrderedDict, defaultdict
+from types import ModuleType
 
 
 MAX_MESSAGE_BYTES = 32 << 20
@@ -101,31 +104,32 @@ def send(descriptor, message):
         data = data[os.write(descriptor, data) :]
 
 
+def new_module(name, filename):
+    """An empty module, known to Python: dataclasses, pickle and inspect look for a class's module in `sys.modules`."""
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = filename
+    return module
+
+
+def execute(source, module, filename, tree=None):
+    """Run a source in a module, in another form of it where `tree` is given."""
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    exec(compile(tree or source, filename, "exec"), vars(module))
+
+
 # The code under test.
 
 
 def run_script(config):
     sys.argv = ["main.py"]
-    namespace = {"__name__": "__main__", "__builtins__": builtins}
-    code = 0
-    try:
-        exec(compile(config["code"], "main.py", "exec"), namespace)
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        code = 1
-    try:
-        sys.stdout.flush()
-    except BaseException:
-        code = 1
-    os._exit(code & 0xFF)
+    execute(config["code"], new_module("__main__", "main.py"), "main.py")
 
 
 def run_serve(config):
-    namespace = {"__name__": "candidate", "__builtins__": builtins}
-    channel = config["channel_fd"]
-    exec(compile(config["code"], "candidate.py", "exec"), namespace)
+    module = new_module("candidate", "candidate.py")
+    channel = os.dup(0)
+    os.dup2(2, 0)
+    execute(config["code"], module, "candidate.py")
     kept = []
 
     def keep(value):
@@ -136,9 +140,9 @@ def run_serve(config):
         try:
             request = receive(channel)
         except EOFError:
-            os._exit(0)
+            return
         try:
-            target = namespace[request["name"]] if "name" in request else kept[request["handle"]]
+            target = vars(module)[request["name"]] if "name" in request else kept[request["handle"]]
             arguments = decode(request["arguments"], kept.__getitem__)
             if request["do"] == "call":
                 result = target(*arguments[0], **arguments[1])
@@ -242,9 +246,11 @@ def with_reports(tree):
 
 def run_test(config):
     """Write `+` or `-` for each assert, and at the end of each test `.`, or `!` for a test that was broken off."""
-    verdicts = config["report_fd"]
-    remote = Remote(config["channel_fd"])
-    names = {"__name__": "tests"}
+    remote, verdicts = Remote(os.dup(0)), os.dup(1)
+    os.dup2(2, 0)
+    os.dup2(2, 1)
+    module = new_module("tests", "setup.py")
+    names = vars(module)
 
     def report_assert(condition):
         try:
@@ -254,11 +260,10 @@ def run_test(config):
         os.write(verdicts, b"+" if passed else b"-")
 
     def run_part(source, filename):
-        tree = with_reports(ast.parse(source))
-        for name in global_names(tree):
+        for name in global_names(source):
             if name not in names and not hasattr(builtins, name):
                 names[name] = Handle(remote, {"name": name})
-        exec(compile(tree, filename, "exec"), names)
+        execute(source, module, filename, with_reports(ast.parse(source)))
 
     names["__report_assert__"] = report_assert
     if config["entry_point"]:
@@ -271,23 +276,17 @@ def run_test(config):
             os.write(verdicts, b".")
         except Exception:
             os.write(verdicts, b"!")
-    os._exit(0)
 
 
-def global_names(tree):
-    """Names that the module reads and does not define, import or bind."""
-    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).split(".")[0])
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-    return read - bound
+def global_names(source):
+    """Names that a module reads as globals and does not define, import or bind; builtins among them."""
+    tables = [symtable.symtable(source, "source", "exec")]
+    for table in tables:
+        tables += table.get_children()
+    symbols = [(table, symbol) for table in tables for symbol in table.get_symbols()]
+    of_module = [symbol for table, symbol in symbols if table is tables[0] or symbol.is_global()]
+    bound = {symbol.get_name() for symbol in of_module if symbol.is_assigned() or symbol.is_imported()}
+    return {symbol.get_name() for symbol in of_module if symbol.is_referenced()} - bound
 
 
 ROLES = {"script": run_script, "serve": run_serve, "test": run_test}

@@ -9,8 +9,9 @@ Run by path in a fresh, isolated interpreter: `python -I sandbox.py CONFIG_FD CO
 With namespaces (root, or a kernel that grants unprivileged user namespaces): no network device, nothing but the
 temporary directory (in memory, of limited size) is writable, no other process is visible. Without them, the seccomp
 filter also refuses every call that would write to a file or touch another process, and the launcher, as subreaper,
-kills the descendants. The filter refuses sockets, ptrace and further namespaces in both cases; where it cannot be
-installed, nothing is run.
+kills the descendants. In both cases the filter refuses sockets, ptrace, further namespaces, commands to devices, and
+shared memory that the limits do not count (System V, message queues, memfd; mappings and files are counted). Where it
+cannot be installed, nothing is run.
 """
 
 import ctypes
@@ -37,33 +38,47 @@ SYS_MOUNT_SETATTR = 442  # the same number on every architecture
 # another. A container with a map of users often has no more than 65,536 of them.
 FIRST_UID, UIDS, FIRST_UID_OF_SMALL_MAP, UIDS_OF_SMALL_MAP = 0x6A000000, 1 << 22, 40000, 20000
 
-EXIT_TIMEOUT, EXIT_REFUSED = 124, 125
-
-# Numbers of the system calls refused, by machine. -1: the machine lacks the call.
+# Numbers of the system calls refused, on x86_64 and aarch64. -1: the machine lacks the call.
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+# Calls since Linux 5.1 have the same number everywhere. They look missing, so that the C library uses older ones
+# (clone for clone3, whose flags the filter cannot see) and what a new kernel adds is refused as well.
+FIRST_NEW_CALL = 424
 REFUSED_ALWAYS = {
     "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "ptrace": (101, 117), "mount": (165, 40),
     "umount2": (166, 39), "chroot": (161, 51), "pivot_root": (155, 41), "unshare": (272, 97), "setns": (308, 268),
     "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "bpf": (321, 280), "keyctl": (250, 219),
     "add_key": (248, 217), "request_key": (249, 218), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "pidfd_getfd": (438, 438), "move_mount": (429, 429),
-    "open_tree": (428, 428), "fsopen": (430, 430), "mount_setattr": (442, 442), "open_by_handle_at": (304, 265),
+    "open_by_handle_at": (304, 265),
+    # Memory that no limit counts, and that others can see.
+    "memfd_create": (319, 279), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190),
+    "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191), "msgget": (68, 186), "msgsnd": (69, 189),
+    "msgrcv": (70, 188), "msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181),
 }  # fmt: skip
 REFUSED_UNCONTAINED = {
     "open_creat": (85, -1), "truncate": (76, 45), "rename": (82, -1), "renameat": (264, 38), "renameat2": (316, 276),
     "mkdir": (83, -1), "mkdirat": (258, 34), "rmdir": (84, -1), "unlink": (87, -1), "unlinkat": (263, 35),
     "link": (86, -1), "linkat": (265, 37), "symlink": (88, -1), "symlinkat": (266, 36), "mknod": (133, -1),
-    "mknodat": (259, 33), "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
-    "chown": (92, -1), "lchown": (94, -1), "fchown": (93, 55), "fchownat": (260, 54), "utimensat": (280, 88),
-    "utime": (132, -1), "utimes": (235, -1), "futimesat": (261, -1), "setxattr": (188, 5), "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "mknodat": (259, 33), "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, -1),
+    "lchown": (94, -1), "fchown": (93, 55), "fchownat": (260, 54), "utimensat": (280, 88), "utime": (132, -1),
+    "utimes": (235, -1), "futimesat": (261, -1), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
-    "setpriority": (141, 140), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
-    "prlimit64": (302, 261),
-    "openat2": (437, 437), "shmget": (29, 194), "msgget": (68, 186),
+    "rt_tgsigqueueinfo": (297, 240), "setpriority": (141, 140), "ioprio_set": (251, 30), "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274), "migrate_pages": (256, 238), "move_pages": (279, 239),
 }  # fmt: skip
-OPEN_CALLS = {"open": ((2, -1), 1), "openat": ((257, 56), 2)}  # and the index of the argument with the flags
+# Calls refused where an argument has one of these bits: (numbers, index of the argument, bits).
+REFUSED_BITS_ALWAYS = [
+    ((56, 220), 0, 0x7E020000),  # clone: a new namespace
+    ((53, 199), 0, 0xFFFFFFFE),  # socketpair: any family but that of Unix
+    ((53, 199), 1, 2),  # of datagrams, which could be sent to any other socket
+    ((16, 29), 1, 0xFFFFAB00),  # ioctl: all but terminals' and files' own, so that devices (a GPU) cannot be used
+]
+REFUSED_BITS_UNCONTAINED = [
+    ((2, -1), 1, os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND),  # open
+    ((257, 56), 2, os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND),  # openat
+    ((72, 25), 1, 8),  # fcntl: F_SETOWN, F_SETSIG and F_SETOWN_EX, which send any signal to any process of the user
+]
 EPERM, ENOSYS = 1, 38
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -146,6 +161,11 @@ def drop_user(uid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
+def drop_capabilities() -> None:
+    """In a user namespace of its own, a process has all rights over the mounts there."""
+    checked(libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
+
+
 def keep_library_in_reach() -> None:
     """Address Python's library through open directories.
 
@@ -186,29 +206,17 @@ def seccomp_program(contained: bool) -> bytes:
         raise OSError(ENOSYS, f"the sandbox's filter knows {' and '.join(ARCHITECTURES)}, not {machine}")
     audit, column = ARCHITECTURES[machine]
     load, jump_equal, jump_greater_equal, jump_set, done = 0x20, 0x15, 0x35, 0x45, 0x06
-    refuse, unknown = 0x00050000 | EPERM, 0x00050000 | ENOSYS
-    allow, kill = 0x7FFF0000, 0x80000000
+    refuse, unknown, allow, kill = 0x00050000 | EPERM, 0x00050000 | ENOSYS, 0x7FFF0000, 0x80000000
     program = [(load, 0, 0, 4), (jump_equal, 1, 0, audit), (done, 0, 0, kill), (load, 0, 0, 0)]
-    if machine == "x86_64":
-        # The x32 calls have numbers of their own.
-        program += [(jump_greater_equal, 0, 1, 0x40000000), (done, 0, 0, refuse)]
-    refused = REFUSED_ALWAYS if contained else REFUSED_ALWAYS | REFUSED_UNCONTAINED
-    for numbers in refused.values():
+    # On x86_64 among these are the x32 calls.
+    program += [(jump_greater_equal, 0, 1, FIRST_NEW_CALL), (done, 0, 0, unknown)]
+    for numbers in (REFUSED_ALWAYS if contained else REFUSED_ALWAYS | REFUSED_UNCONTAINED).values():
         if numbers[column] >= 0:
-            # openat2 has to look missing, not forbidden, for the C library to use openat.
-            answer = unknown if numbers[column] == 437 else refuse
-            program += [(jump_equal, 0, 1, numbers[column]), (done, 0, 0, answer)]
-    if not contained:
-        writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-        for numbers, argument in OPEN_CALLS.values():
-            if numbers[column] >= 0:
-                program += [
-                    (jump_equal, 0, 3, numbers[column]),
-                    (load, 0, 0, 16 + 8 * argument),
-                    (jump_set, 0, 1, writing),
-                    (done, 0, 0, refuse),
-                    (load, 0, 0, 0),
-                ]
+            program += [(jump_equal, 0, 1, numbers[column]), (done, 0, 0, refuse)]
+    for numbers, argument, bits in REFUSED_BITS_ALWAYS + ([] if contained else REFUSED_BITS_UNCONTAINED):
+        if numbers[column] >= 0:
+            program += [(jump_equal, 0, 4, numbers[column]), (load, 0, 0, 16 + 8 * argument)]
+            program += [(jump_set, 0, 1, bits), (done, 0, 0, refuse), (load, 0, 0, 0)]
     program.append((done, 0, 0, allow))
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 
@@ -220,10 +228,6 @@ def install_seccomp(contained: bool) -> None:
     prctl(PR_SET_SECCOMP, 2, ctypes.addressof(header))
 
 
-def report(error: Exception) -> None:
-    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-
-
 def sandbox_uid() -> int:
     ranges = [[int(number) for number in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     if any(first <= FIRST_UID and first + count >= FIRST_UID + UIDS for first, _, count in ranges):
@@ -231,35 +235,27 @@ def sandbox_uid() -> int:
     return FIRST_UID_OF_SMALL_MAP + os.getpid() % UIDS_OF_SMALL_MAP
 
 
-def run_role(config: dict, run, contained: bool, uid: int | None) -> None:
-    """Give up the remaining rights and run the code; does not return."""
-    try:
-        os.chdir(config["directory"])
-        os.environ.clear()
-        os.environ.update(PATH="/usr/local/bin:/usr/bin:/bin", HOME=config["directory"], TMPDIR=config["directory"])
-        os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", LANG="C.UTF-8")
-        set_limits(config["limits"])
-        if uid is not None:
-            keep_library_in_reach()
-            drop_user(uid)
-            # The user is this sandbox's own, so the only one who may now read its /proc/self is itself.
-            prctl(PR_SET_DUMPABLE, 1)
-            check_library()
-        else:
-            # Another sandbox of the same user may not read the memory of the one that knows the tests.
-            prctl(PR_SET_DUMPABLE, 0)
-        null = os.open(os.devnull, os.O_WRONLY)
-        install_seccomp(contained)
-        # What stderr receives is believed to come from the launcher, so the role gets another.
-        os.dup2(null, 2)
-        os.close(null)
-    except Exception as error:
-        report(error)
-        os._exit(EXIT_REFUSED)
-    try:
-        run(config)
-    finally:
-        os._exit(1)
+def become_role(config: dict, contained: bool, uid: int | None) -> None:
+    """Give up the remaining rights, for the code that runs next."""
+    os.chdir(config["directory"])
+    os.environ.clear()
+    os.environ.update(PATH="/usr/local/bin:/usr/bin:/bin", HOME=config["directory"], TMPDIR=config["directory"])
+    os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", LANG="C.UTF-8")
+    set_limits(config["limits"])
+    if uid is not None:
+        keep_library_in_reach()
+        drop_user(uid)
+        check_library()
+    drop_capabilities()
+    # Root's sandboxes have a user each, who may read its own /proc/self. Where all are one user's, none may read the
+    # memory of the one that knows the tests.
+    prctl(PR_SET_DUMPABLE, int(uid is not None))
+    null = os.open(os.devnull, os.O_RDWR)
+    install_seccomp(contained)
+    # What stderr receives is believed to come from the launcher, so the role gets another.
+    os.dup2(null, 2)
+    os.close(null)
+    sys.excepthook = sys.__excepthook__
 
 
 def kill_descendants() -> None:
@@ -278,37 +274,33 @@ def kill_descendants() -> None:
         time.sleep(0.002)
 
 
-def start(config: dict, run, has_namespaces: bool, contained: bool, uid: int | None, control: int) -> int:
+def fork_role(config: dict, has_namespaces: bool, contained: bool, uid: int | None) -> int:
+    """The child's PID; 0 in the process that runs the role."""
     pid = os.fork()
     if pid != 0:
+        close_role_files()
         return pid
-    os.close(control)
     os.setsid()
-    if not has_namespaces:
-        run_role(config, run, contained, uid)
-    # From here on this process is PID 1 of the namespace.
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if contained:
-        own_proc(uid is not None)
-    child = os.fork()
-    if child == 0:
-        run_role(config, run, contained, uid)
-    close_role_files(config)
-    while True:
-        ended, status = os.wait()
-        if ended == child:
-            os._exit(exit_code(status))
+    if has_namespaces:
+        # From here on this process is PID 1 of the namespace.
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if contained:
+            own_proc(uid is not None)
+        child = os.fork()
+        if child != 0:
+            close_role_files()
+            while True:
+                ended, status = os.wait()
+                if ended == child:
+                    os._exit(os.waitstatus_to_exitcode(status))
+    become_role(config, contained, uid)
+    return 0
 
 
-def close_role_files(config: dict) -> None:
+def close_role_files() -> None:
     # A reader at the other end waits until every copy is closed.
-    for descriptor in (0, 1, *config["role_fds"]):
-        os.close(descriptor)
-
-
-def exit_code(status: int) -> int:
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
+    os.close(0)
+    os.close(1)
 
 
 def isolate(config: dict, uid: int | None) -> tuple[bool, bool]:
@@ -325,6 +317,8 @@ def isolate(config: dict, uid: int | None) -> tuple[bool, bool]:
 
 
 def main() -> None:
+    # The caller takes whatever is on stderr for the reason why nothing was run.
+    sys.excepthook = lambda kind, error, _: print(f"{kind.__name__}: {error}", file=sys.stderr)
     with open(int(sys.argv[1]), encoding="utf-8") as file:
         config = json.load(file)
     control = int(sys.argv[2])
@@ -334,23 +328,24 @@ def main() -> None:
 
     sys.path.pop(0)
     uid = sandbox_uid() if os.geteuid() == 0 else None
-    try:
-        prctl(PR_SET_SUBREAPER, 1)
-        has_namespaces, contained = isolate(config, uid)
-        prctl(PR_SET_DUMPABLE, 0)  # this process has read the tests
-        pid = start(config, code_runner.run, has_namespaces, contained, uid, control)
-    except OSError as error:
-        report(error)
-        sys.exit(EXIT_REFUSED)
-    close_role_files(config)
-    ended = os.pidfd_open(pid)
-    readable, _, _ = select.select([ended, control], [], [], config["limits"]["wall_seconds"])
-    if ended not in readable:
+    prctl(PR_SET_SUBREAPER, 1)
+    has_namespaces, contained = isolate(config, uid)
+    prctl(PR_SET_DUMPABLE, 0)  # this process has read the tests
+    pid = fork_role(config, has_namespaces, contained, uid)
+    if pid == 0:
+        os.close(control)
+        # Python then ends as after any program: it waits for threads and writes what is left in buffers.
+        return code_runner.run(config)
+    role = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(role, select.POLLIN)
+    poll.register(control, select.POLLIN)
+    if role not in dict(poll.poll(config["limits"]["wall_seconds"] * 1000)):
         os.kill(pid, signal.SIGKILL)
-    code = exit_code(os.waitpid(pid, 0)[1]) if ended in readable or has_namespaces else EXIT_TIMEOUT
+    _, status = os.waitpid(pid, 0)
     if not has_namespaces:
         kill_descendants()
-    os._exit(code if ended in readable else EXIT_TIMEOUT)
+    os._exit(os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":
