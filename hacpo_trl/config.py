@@ -3,9 +3,11 @@
 import inspect
 import os
 from dataclasses import asdict, dataclass, field, fields
+from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 from transformers import TrainingArguments
 from transformers.utils.generic import strtobool
 
@@ -339,6 +341,9 @@ class HACPOConfig(TrainingArguments):
         self.dataloader_pin_memory = False
         if not (self.deepspeed or strtobool(os.environ.get("ACCELERATE_USE_DEEPSPEED", "false"))):
             self.use_cpu = True
+            if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
+                # Transformers would leave ddp_timeout out where there is no accelerator.
+                dist.init_process_group(self.ddp_backend or "gloo", timeout=timedelta(seconds=self.ddp_timeout))
             return
         # DeepSpeed chooses its device itself, and would compile its shared-memory communication first, for minutes.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -21,6 +21,9 @@ class NonFiniteError(RuntimeError):
         update: The update that was not made, counted from 1.
     """
 
+    # Each process has rows of its own, and a loss may be faulty on one alone.
+    of_one_process = True
+
     def __init__(self, message: str, agents: Sequence[str], update: int):
         super().__init__(message)
         self.agents, self.update = tuple(agents), update

@@ -39,6 +39,13 @@ from .stopping import StopOnSignals, TrainingStopped
 logger = logging.get_logger(__name__)
 
 
+class ProcessHangsError(RuntimeError):
+    """A process has waited for another one for longer than `ddp_timeout`."""
+
+    # The others may have another error, or none.
+    of_one_process = True
+
+
 class MultiPolicyTrainer(RunFolder):
     """`transformers.Trainer` over N policies. A subclass says what one agent's loss is, in `training_step`.
 
@@ -105,14 +112,24 @@ class MultiPolicyTrainer(RunFolder):
             RunFolderError: `output_dir` cannot be written or belongs to a run that is under way, or the checkpoint is
                 damaged.
             ValueError: There is nothing to train on, or the checkpoint is of another run.
+            ProcessHangsError: A process has waited for another one for longer than `ddp_timeout`.
             TrainingStopped: The run was told to stop (Ctrl-C, SIGTERM, SIGUSR1), and is saved; it ends the program.
         """
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset; this trainer was made without one, to evaluate or save.")
         if resume_from_checkpoint is None:
             resume_from_checkpoint = self.args.resume_from_checkpoint
-        with self._of_this_run():
-            return super().train(resume_from_checkpoint=self._resolve(resume_from_checkpoint), **kwargs)
+        try:
+            with self._of_this_run():
+                return super().train(resume_from_checkpoint=self._resolve(resume_from_checkpoint), **kwargs)
+        except RuntimeError as error:
+            if self.accelerator.num_processes == 1 or "timed out" not in str(error).lower():
+                raise
+            raise ProcessHangsError(
+                f"Process {self.args.process_index} has waited for another one for longer than ddp_timeout="
+                f"{self.args.ddp_timeout} s in update {self.state.global_step + 1}: it hangs, or is far behind. "
+                f"({str(error).splitlines()[0]})"
+            ) from error
 
     def predict(self, *args, **kwargs):
         raise NotImplementedError(

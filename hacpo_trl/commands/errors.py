@@ -17,9 +17,14 @@ TRACEBACK = "HACPO_TRL_TRACEBACK"
 STATUS = 2
 
 
-def fail(message: str) -> NoReturn:
-    """Ends the program with a message for its user; of several processes on a machine the first one says it."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+def fail(message: str, everywhere: bool = False) -> NoReturn:
+    """Ends the program with a message for its user.
+
+    Args:
+        message: What went wrong.
+        everywhere: Whether each process on a machine says it, not the first one for all.
+    """
+    if everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(STATUS)
 
@@ -47,7 +52,7 @@ def one_line(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         if os.environ.get(TRACEBACK) == "1":
             raise
-        fail(_message(error))
+        fail(_message(error), everywhere=getattr(error, "of_one_process", False))
 
 
 @contextlib.contextmanager

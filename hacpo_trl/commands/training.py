@@ -12,6 +12,7 @@ from rich.table import Table
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..backends.finite import NonFiniteError
+from ..backends.multi_policy import ProcessHangsError
 from ..backends.run_folder import NoCheckpointError, RunFolderError
 from ..config import HACPOConfig
 from ..embedded import EMBEDDED, policy_path
@@ -79,7 +80,7 @@ def train(trainer: HACPOTrainer, resume: bool = False) -> tuple[Evaluation, Eval
     """
     args = trainer.args
     # What ends a run and is no mistake of the program.
-    with one_line(RunFolderError, NonFiniteError, VLLMServerError):
+    with one_line(RunFolderError, NonFiniteError, ProcessHangsError, VLLMServerError):
         try:
             trainer.train(resume_from_checkpoint=True if resume else None)
         except NoCheckpointError:

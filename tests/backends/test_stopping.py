@@ -125,6 +125,7 @@ def test_a_loss_that_is_not_finite_is_enough(tmp_path, monkeypatch):
 
 # ---- whole programs -------------------------------------------------------------------------------------------------
 TASK = """
+import os
 import time
 from datasets import Dataset
 
@@ -142,8 +143,8 @@ def lengths(completions, **kwargs):
 class Program:
     """`hacpo train` in a session of its own, whose processes are known."""
 
-    def __init__(self, folder: Path, cache: Path, *options: str):
-        (folder / "my_copies.py").write_text(TASK)
+    def __init__(self, folder: Path, cache: Path, *options: str, task: str = TASK):
+        (folder / "my_copies.py").write_text(task)
         command = [sys.executable, "-m", "hacpo_trl", "train", *options, "--task", "my_copies:copies"]
         command += ["--max_steps", "400", "--logging_steps", "1", "--output_dir", "run", "--report_to", "none"]
         self.folder, self.output = folder, folder / "output.txt"
@@ -221,3 +222,26 @@ def test_signals_to_a_program(tmp_path, policies_folder, options, send, status, 
     else:
         assert f"Stopped by {stopped_by} after update" in said and f"saved in run/{newest.name}" in said
     assert seconds < 20
+
+
+# ---- a process that hangs -------------------------------------------------------------------------------------------
+HANGING = """
+def lengths(completions, **kwargs):
+    open("answered", "a").write("x")
+    if os.environ["LOCAL_RANK"] == "1" and len(open("answered").read()) > 8:
+        time.sleep(600)
+    return [float(len(completion)) for completion in completions]
+"""
+
+
+@pytest.mark.distributed
+def test_a_process_that_hangs_ends_the_run_within_the_limit(tmp_path, policies_folder):
+    program = Program(
+        tmp_path, policies_folder, *TWO, "--ddp_timeout", "8", task=TASK.split("def lengths")[0] + HANGING
+    )
+    seconds = program.seconds_until_all_are_gone(90)
+    said = program.output.read_text()
+    assert program.process.wait() not in (0, 130) and "Traceback" not in said
+    assert "error: Process 0 has waited for another one for longer than ddp_timeout=8 s in update " in said
+    # The limit, and half a minute that torch's launcher gives the other one to end in.
+    assert seconds < 60
