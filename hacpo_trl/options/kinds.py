@@ -10,11 +10,11 @@ import types
 from dataclasses import fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from accelerate.utils.environment import str_to_bool
-
 
 # Annotated as text by transformers, which takes True as well: the newest checkpoint.
 NOT_AS_ANNOTATED = frozenset({"resume_from_checkpoint"})
+
+TRUE, FALSE = {"true", "yes", "on", "y", "t", "1"}, {"false", "no", "off", "n", "f", "0"}
 
 
 def convert_fields(options: Any, where: str = ""):
@@ -91,10 +91,9 @@ def _integer(value: Any, name: str) -> int:
 
 
 def _boolean(value: Any, name: str) -> bool:
-    try:
-        return bool(str_to_bool(str(value)))
-    except ValueError:
-        raise ValueError(f"{name} must be true or false, not {value!r}.") from None
+    if (word := str(value).lower()) in TRUE or word in FALSE:
+        return word in TRUE
+    raise ValueError(f"{name} must be true or false, not {value!r}.")
 
 
 def _text(value: Any, name: str) -> str:
