@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from hacpo_trl import HACPOTrainer
+from hacpo_trl.backends.manifest import seal
 from hacpo_trl.embedded import conv_dataset
 from hacpo_trl.loading import share_that_moves
 
@@ -146,6 +147,7 @@ def test_weights_that_are_not_the_agents_are_refused_when_resuming(tmp_path, fol
     if broken == "unexpected":
         weights |= {key: value, f"_orig_mod.{key}": value.clone()}
     save_file(weights, checkpoint / "solo" / name, metadata={"format": "pt"})
+    seal(checkpoint)
     expected = "does not know 1 .*_orig_mod" if broken == "unexpected" else f"lacks 1 .*{key.split('.')[-2]}"
     with pytest.raises(ValueError, match=rf"Agent 'solo': the weights in the checkpoint.*{expected}"):
         solo(tmp_path, str(folder), tokenizer=None, **adapter, **settings).train(

@@ -23,7 +23,7 @@ from ..options.recipe import read_recipe
 from .errors import CommandParser, user_errors
 from .launch_options import Launching, split_recipe
 from .recipes import find_launch
-from .serve import LOG_DIR, TIMEOUT
+from .serve import LOG_DIR, TIMEOUT, check_python
 
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def check_launching(launching: Launching):
         launching.accelerate_config = str(find_launch(launching.accelerate_config).resolve())
     if launching.vllm_python is not None and not launching.serve:
         raise ValueError("--vllm_python has no effect without --serve. Leave it out.")
+    if launching.vllm_python is not None:
+        check_python("--vllm_python", launching.vllm_python)
     if launching.num_processes is not None and launching.num_processes < 1:
         raise ValueError(f"--num_processes must be at least 1, not {launching.num_processes}.")
     if launching.accelerate_config is None and launching.num_processes is None:

@@ -7,6 +7,7 @@ hand or by Slurm; `--agent` takes some of the agents, for servers on several mac
 """
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def check_python(option: str, python: str):
+    """Refuses an interpreter that is none."""
+    if shutil.which(python) is None:
+        raise ValueError(f"{option} {python}: there is no such program. It is the interpreter that has vLLM.")
+
+
 def main(argv: Sequence[str] | None = None):
     args = parse_args(argv)
     from rich.console import Console
@@ -47,6 +54,8 @@ def main(argv: Sequence[str] | None = None):
         for server in servers:
             print(server)
         return
+    with user_errors():
+        check_python("--python", args.python)
     stop_on_signals()
     try:
         with user_errors():

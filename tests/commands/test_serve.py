@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -30,9 +31,11 @@ from hacpo_trl.generation.vllm_servers.serving import (
 
 # Answers /health after DELAY seconds; ends after LIFE.
 STAND_IN = """
-import http.server, os, sys, threading, time
+import http.server, os, signal, sys, threading, time
 print("starting with", os.environ["NOTE"], flush=True)
 time.sleep(float(os.environ.get("DELAY", 0)))
+if "STUBBORN" in os.environ:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "DIE" in os.environ:
     sys.exit("no memory for the cache")
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -40,6 +43,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200); self.end_headers()
     def log_message(self, *args):
         pass
+if "LIFE" in os.environ:
+    threading.Timer(float(os.environ["LIFE"]), os._exit, [3]).start()
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
@@ -209,45 +214,136 @@ def test_a_server_that_is_too_slow_is_named(tmp_path):
     stop(running)
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_the_program_starts_dead_servers_anew_and_stops_all_on_ctrl_c(tmp_path, signal_number):
-    port = free_port()
-    program = f"""
+def test_a_port_that_is_taken_is_named_and_nothing_is_started(tmp_path):
+    """By what answers like a server, too."""
+    other = RunningServer(stand_in("other"), tmp_path / "other.log")
+    wait_until_up([other], 30)
+    mine = Server("a", other.server.url, {"NOTE": "a"}, other.server.command)
+    with pytest.raises(ServerFailed, match=r"Agent 'a': something listens at http://127.0.0.1:\d+ already"):
+        RunningServer(mine, tmp_path / "a.log")
+    # One that comes up while ours is starting is not ours.
+    other.process, ours = subprocess.Popen([sys.executable, "-c", "pass"]), other.process
+    other.process.wait()
+    with pytest.raises(ServerFailed, match="ended with exit status 0 before it was up"):
+        other.comes_up(30)
+    other.process = ours
+    stop([other])
+
+
+def test_a_server_that_dies_again_and_again_is_given_up_with_the_end_of_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(serving, "MAX_RESTARTS", 2)
+    console = Console(file=io.StringIO(), width=500)
+    with (
+        ServerGroup([stand_in("a", LIFE="0.5")], tmp_path, 30, console) as group,
+        pytest.raises(ServerFailed) as failed,
+    ):
+        for _ in range(600):
+            group.watch()
+            time.sleep(0.05)
+    said = console.file.getvalue()
+    assert "starting it anew in 0.2 s. The end of" in said and "starting it anew in 0.4 s. The end of" in said
+    assert re.search(r"agent 'a' .* after 2 restarts\. The end of .*a\.log:\nstarting with a", str(failed.value))
+    assert (tmp_path / "a.log").read_text().count("starting with a") == 3
+
+
+def test_one_that_has_run_for_long_may_die_as_often_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "MAX_RESTARTS", 1)
+    running = RunningServer(stand_in("a"), tmp_path / "a.log")
+    assert running.plan_restart() == 1.0
+    running.started -= 2 * serving.STEADY
+    assert running.plan_restart() == 1.0
+    running.start()
+    with pytest.raises(ServerFailed, match="after 1 restarts"):
+        running.plan_restart()
+    stop([running])
+
+
+PROGRAM = """
 from pathlib import Path
 from rich.console import Console
 import sys
 from hacpo_trl.generation.vllm_servers.processes import stop_on_signals
 from hacpo_trl.generation.vllm_servers.serving import Server, serve
 stop_on_signals()
-server = Server("a", "http://127.0.0.1:{port}", {{"NOTE": "a"}}, [sys.executable, "-c", {STAND_IN!r}, "{port}"])
+command = [sys.executable, "-c", %(stand_in)r, "%(port)s"]
+server = Server("a", "http://127.0.0.1:%(port)s", {"NOTE": "a", %(more)s}, command)
 try:
-    serve([server], Path({str(tmp_path)!r}), 30, Console(soft_wrap=True))
+    serve([server], Path(%(folder)r), 30, Console(soft_wrap=True))
 except KeyboardInterrupt:
     pass
 """
-    # As a shell starts programs in the background: with Ctrl-C ignored.
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+
+
+class Serving:
+    """`hacpo serve` of one server, from its start on; as a shell starts programs in the background, Ctrl-C ignored."""
+
+    def __init__(self, folder, more=""):
+        self.port = free_port()
+        program = PROGRAM % {"port": self.port, "more": more, "stand_in": STAND_IN, "folder": str(folder)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        )
+        self.lines = iter(self.process.stdout.readline, "")
+        self.read_until("All 1 servers are up")
+        of_it = subprocess.run(
+            ["pgrep", "--parent", str(self.process.pid)], capture_output=True, text=True, check=True
+        )
+        self.server = int(of_it.stdout)
+
+    def read_until(self, text: str):
+        assert any(text in line for line in self.lines), f"the program never said {text!r}"
+
+    def assert_gone(self):
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            try:
+                requests.get(f"http://127.0.0.1:{self.port}/health", timeout=1)
+            except requests.exceptions.ConnectionError:
+                return
+            time.sleep(0.1)
+        raise AssertionError("the server is still there")
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_the_program_starts_dead_servers_anew_and_stops_all_on_ctrl_c(tmp_path, signal_number):
+    program = Serving(tmp_path)
+    os.kill(program.server, signal.SIGKILL)
+    program.read_until("ended with exit status -9; starting it anew in 1 s.")
+    program.read_until("a: up again")
+    program.process.send_signal(signal_number)
+    program.read_until("All servers are stopped.")
+    assert program.process.wait(30) == 0
+    program.assert_gone()
+
+
+def test_ctrl_c_twice_kills_servers_that_do_not_end(tmp_path):
+    program = Serving(tmp_path, '"STUBBORN": "1"')
+    program.process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert program.process.poll() is None
+    began = time.monotonic()
+    program.process.send_signal(signal.SIGINT)
+    assert program.process.wait(30) == 0 and time.monotonic() - began < 5
+    program.assert_gone()
+
+
+def test_a_program_that_is_killed_leaves_no_server_behind(tmp_path):
+    program = Serving(tmp_path)
+    program.process.kill()
+    program.process.wait()
+    program.assert_gone()
+
+
+def test_an_interpreter_that_is_none_is_a_line(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--config", str(recipe(tmp_path)), "--python", "/no/python"])
+    assert capsys.readouterr().err == (
+        "error: --python /no/python: there is no such program. It is the interpreter that has vLLM.\n"
     )
-    lines = iter(process.stdout.readline, "")
-
-    def read_until(text: str):
-        assert any(text in line for line in lines), f"the program never said {text!r}"
-
-    read_until("All 1 servers are up")
-    children = subprocess.run(["pgrep", "--parent", str(process.pid)], capture_output=True, text=True, check=True)
-    os.kill(int(children.stdout), signal.SIGKILL)
-    read_until("ended with exit status -9; starting it anew")
-    read_until("a: up again")
-    process.send_signal(signal_number)
-    read_until("All servers are stopped.")
-    assert process.wait(30) == 0
-    time.sleep(0.2)
-    with pytest.raises(requests.exceptions.ConnectionError):
-        requests.get(f"http://127.0.0.1:{port}/health", timeout=1)
 
 
 @pytest.mark.parametrize("name", ["tiny_vllm", *sorted({pair.recipe for pair in PAIRS.values()} - {"tiny"})])

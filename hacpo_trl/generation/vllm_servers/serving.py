@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,12 +26,17 @@ from ...embedded import EMBEDDED, policy_path
 from ...options.agent import AgentConfig, parse_agents
 from ...options.recipe import read_recipe
 from .plugin import GLOO_BACKEND
-from .processes import ServerFailed, end, signal_group
+from .processes import ServerFailed, die_with_parent, end, signal_group
 
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 # Where a server listens that is reached from other machines, unless `vllm_server_args` says otherwise.
 EVERYWHERE = "0.0.0.0"
+# A server that dies is started anew after pauses that double, so many times; one that has run for this long, in
+# seconds, is taken for a new one.
+MAX_RESTARTS = 5
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+STEADY = 600.0
 # Ranks of adapters that vLLM can be started for.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -161,16 +167,38 @@ def servers_of(
     return [server_of(agent, recipe, python, on_cpu) for agent in agents if only is None or agent.name in only]
 
 
+def _listens(url: str) -> bool:
+    """Whether something takes connections there."""
+    parsed = urlparse(url)
+    try:
+        with socket.create_connection((parsed.hostname, parsed.port or 80), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
 class RunningServer:
-    """A server that was started, and its log."""
+    """A server that was started, and its log.
+
+    Attributes:
+        up: Whether it has answered since it was started.
+        restarts: How often it was started anew since it last ran for a while.
+        due: When it is to be started anew; None while it runs.
+    """
 
     def __init__(self, server: Server, log: Path):
         self.server, self.log = server, log
-        self.up = False
+        self.restarts = 0
+        if _listens(server.url):
+            raise ServerFailed(
+                f"Agent '{server.agent}': something listens at {server.url} already, an earlier server perhaps. "
+                "End it, or give the agent another port (vllm_server_base_url)."
+            )
         self.start()
 
     def start(self):
         """Starts the server, in a process group of its own: Ctrl-C reaches this program alone."""
+        self.up, self.due = False, None
         self.started = time.monotonic()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -179,7 +207,27 @@ class RunningServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
+
+    def plan_restart(self) -> float:
+        """Decides when a server that has died is started anew; returns the seconds until then.
+
+        Raises:
+            ServerFailed: it has died too often.
+        """
+        self.signal(signal.SIGKILL)
+        if time.monotonic() - self.started > STEADY:
+            self.restarts = 0
+        if self.restarts == MAX_RESTARTS:
+            raise ServerFailed(
+                f"The vLLM server of agent '{self.server.agent}' at {self.server.url} has ended with exit status "
+                f"{self.process.returncode}, after {MAX_RESTARTS} restarts. {self.ending()}"
+            )
+        pause = min(FIRST_PAUSE * 2**self.restarts, LONGEST_PAUSE)
+        self.up, self.due = False, time.monotonic() + pause
+        self.restarts += 1
+        return pause
 
     @property
     def ended(self) -> bool:
@@ -198,18 +246,21 @@ class RunningServer:
         Raises:
             ServerFailed: it has ended, or was started more than `timeout` seconds ago; with the end of its log.
         """
-        if self.check():
-            return True
+        # Its own process first: what answers at the port may be another one.
         if self.ended:
             reason = f"ended with exit status {self.process.returncode} before it was up"
+        elif self.check():
+            return True
         elif time.monotonic() - self.started > timeout:
             reason = f"was not up after {timeout:g} s"
         else:
             return False
         raise ServerFailed(
-            f"The vLLM server of agent '{self.server.agent}' at {self.server.url} {reason}. The end of {self.log}:\n"
-            f"{self.last_lines()}"
+            f"The vLLM server of agent '{self.server.agent}' at {self.server.url} {reason}. {self.ending()}"
         )
+
+    def ending(self) -> str:
+        return f"The end of {self.log}:\n{self.last_lines()}"
 
     def signal(self, number: int):
         """Signals the server and the processes that it has started."""
@@ -271,14 +322,18 @@ class ServerGroup:
         """Called now and then: says which servers have come up, and starts those anew that were up and have died.
 
         Raises:
-            ServerFailed: see `RunningServer.comes_up`.
+            ServerFailed: see `RunningServer.comes_up` and `RunningServer.plan_restart`.
         """
         for one in self.running:
-            if one.up and one.ended:
-                self._say(f"{one.server.agent}: ended with exit status {one.process.returncode}; starting it anew")
-                one.signal(signal.SIGKILL)
-                one.start()
-                one.up = False
+            if one.due is not None:
+                if time.monotonic() >= one.due:
+                    one.start()
+            elif one.ended and (one.up or one.restarts):
+                status, ending = one.process.returncode, one.ending()
+                pause = one.plan_restart()
+                self._say(
+                    f"{one.server.agent}: ended with exit status {status}; starting it anew in {pause:g} s. {ending}"
+                )
             elif not one.up and one.comes_up(self.timeout):
                 one.up = True
                 if self.all_were_up:
