@@ -84,6 +84,12 @@ class StepCheckpoints(MultiPolicyTrainer):
             # The mean loss and the speed that are logged at the end are those of the whole run.
             self._initial_global_step = 0
 
+    def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler: bool = False):
+        # With skip_scheduler it is the evaluation before training, which a run that is continued has had.
+        if skip_scheduler and any(key.startswith("eval_") for log in self.state.log_history for key in log):
+            return {}
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+
     def _finalize_training(self, trial, num_train_samples, start_time):
         before = self._seconds_before if self._initial_global_step == 0 else 0.0
         return super()._finalize_training(trial, num_train_samples, start_time - before)

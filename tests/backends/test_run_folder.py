@@ -18,19 +18,25 @@ from transformers import TrainerCallback
 
 from hacpo_trl.backends.manifest import MANIFEST, faults, newest_complete
 from hacpo_trl.backends.run_folder import NoCheckpointError, RunFolderError, lock, resolve_checkpoint
+from hacpo_trl.embedded import conv_dataset
 from hacpo_trl.files import INCOMPLETE
 
 
 # Two updates a step, a checkpoint after each: the second lies within a step.
 SETTINGS = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1, "logging_steps": 2}
+# Held-out prompts, before training and on the way.
+SETTINGS |= {"eval_dataset": conv_dataset("test", 4), "eval_on_start": True, "eval_strategy": "steps", "eval_steps": 4}
 
 WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate", "shutil.rmtree", "shutil.move"}
 
 
 def logs_of(trainer) -> list[dict]:
     """What was logged, without what is a time."""
-    timed = ("time/", "train_runtime", "train_samples_per_second", "train_steps_per_second")
-    return [{k: v for k, v in log.items() if not k.startswith(timed)} for log in trainer.state.log_history]
+    timed = ("time/", "train_runtime", "eval_runtime")
+    return [
+        {k: v for k, v in log.items() if not k.startswith(timed) and "per_second" not in k}
+        for log in trainer.state.log_history
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +62,7 @@ def assert_continues_like(whole, folder):
     for name in ("qwen", "llama"):
         assert torch.equal(tiny.parameters(whole, name), tiny.parameters(resumed, name))
     assert logs_of(resumed) == logs_of(whole)
+    assert sum("eval_reward" in log for log in logs_of(whole)) == 3, "before training, on the way, at the end"
     assert not (Path(folder) / INCOMPLETE).exists()
 
 
