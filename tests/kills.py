@@ -3,7 +3,7 @@
     python tests/kills.py FOLDER --moments random --kills 60 --processes 2
     python tests/kills.py FOLDER --moments saving --config zero3_cpu --processes 2
 
-`random`: a run is killed at some moment from its first second to its end, with all of its processes. `saving`: while a
+`random`: a run is killed at some moment from its start to its end, with all of its processes. `saving`: while a
 checkpoint is saved, one process is killed at its k-th change to a file, for every k and every process, and the others
 with it. Then the run is continued by `--resume`, and its policies and its log are compared with those of a run that
 nothing has happened to. What is killed is forked from this program, which has imported everything, or it would take an
@@ -31,7 +31,9 @@ from hacpo_trl.commands.main import main as hacpo
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-UPDATES, SAVE_STEPS, WATCHED = 8, 2, 6
+# Updates of a run that is killed at random, and of one that is killed while it saves the watched checkpoint.
+UPDATES = {"random": 40, "saving": 8}
+SAVE_STEPS, WATCHED = 2, 6
 WRITES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate"}
 
 
@@ -70,7 +72,9 @@ def die_at(event_number: int, folder: Path):
     RunFolder._save_checkpoint = watched
 
 
-def start(folder: Path, env: dict[str, str], processes: int, resume: bool, killed: tuple[int, int] = (-1, 0)):
+def start(
+    folder: Path, updates: int, env: dict[str, str], processes: int, resume: bool, killed: tuple[int, int] = (-1, 0)
+) -> list[int]:
     """Forks the processes of a run; `killed` are a process and the change to a file that it is killed at."""
     port, pids = str(free_port()), []
     for rank in range(processes):
@@ -89,7 +93,7 @@ def start(folder: Path, env: dict[str, str], processes: int, resume: bool, kille
                 die_at(killed[1], folder)
             hacpo(
                 [
-                    *("train", "--output_dir", str(folder), "--max_steps", str(UPDATES), "--logging_steps", "1"),
+                    *("train", "--output_dir", str(folder), "--max_steps", str(updates), "--logging_steps", "1"),
                     *("--save_strategy", "steps", "--save_steps", str(SAVE_STEPS), "--test_size", "16"),
                     *(["--resume"] if resume else []),
                 ]
@@ -119,9 +123,9 @@ def wait(pids: list[int], seconds: float) -> bool:
     return well
 
 
-def outcome(folder: Path):
+def outcome(folder: Path, updates: int):
     """What a run has ended with: policies and log, without what is a time."""
-    state = json.loads((folder / f"checkpoint-{UPDATES}" / "trainer_state.json").read_text())
+    state = json.loads((folder / f"checkpoint-{updates}" / "trainer_state.json").read_text())
     timed = ("time/", "train_runtime", "eval_runtime")
     log = [
         {key: value for key, value in entry.items() if not key.startswith(timed) and "per_second" not in key}
@@ -142,21 +146,31 @@ def same(one, other) -> bool:
 class Kills:
     """Runs that are killed and continued, and what came of it."""
 
-    def __init__(self, folder: Path, config: str, processes: int):
-        self.folder, self.processes, self.env = folder, processes, environment(config, processes)
+    def __init__(self, folder: Path, config: str, processes: int, updates: int):
+        self.folder, self.processes, self.updates = folder, processes, updates
+        self.env = environment(config, processes)
         self.found: list[tuple[str, bool]] = []
         self.whole = folder / "whole"
         began = time.monotonic()
-        assert wait(start(self.whole, self.env, processes, False), 600), f"see {self.whole}.0.log"
+        assert wait(self.start(self.whole, False), 600), f"see {self.whole}.0.log"
         self.duration = time.monotonic() - began
-        self.expected = outcome(self.whole)
+        self.expected = outcome(self.whole, updates)
+
+    def start(self, run: Path, resume: bool, killed: tuple[int, int] = (-1, 0)) -> list[int]:
+        return start(run, self.updates, self.env, self.processes, resume, killed)
 
     def continued(self, run: Path, said: str):
         """Continues a run that was killed, and compares."""
         complete, damaged = newest_complete(run)
-        well = wait(start(run, self.env, self.processes, True), 600)
-        self.found.append((complete.name if complete else "nothing", well and same(outcome(run), self.expected)))
-        print(f"{said}: from {self.found[-1][0]}", "equal" if self.found[-1][1] else f"DIFFERENT, see {run}.0.log")
+        well = wait(self.start(run, True), 600)
+        self.found.append(
+            (complete.name if complete else "nothing", well and same(outcome(run, self.updates), self.expected))
+        )
+        print(
+            f"{said}: from {self.found[-1][0]}",
+            "equal" if self.found[-1][1] else f"DIFFERENT, see {run}.0.log",
+            flush=True,
+        )
         assert not damaged, f"half a checkpoint is in sight: {damaged}"
         if self.found[-1][1]:
             shutil.rmtree(run)
@@ -164,8 +178,8 @@ class Kills:
     def at_random(self, kills: int, seed: int):
         rng = random.Random(seed)
         for number in range(kills):
-            run, moment = self.folder / f"run-{number}", rng.uniform(1, self.duration)
-            wait(start(run, self.env, self.processes, False), moment)
+            run, moment = self.folder / f"run-{number}", rng.uniform(0.5, self.duration)
+            wait(self.start(run, False), moment)
             self.continued(run, f"killed after {moment:.2f} of {self.duration:.2f} s")
 
     def while_saving(self):
@@ -176,7 +190,7 @@ class Kills:
                 run = self.folder / f"run-{rank}-{number}"
                 for checkpoint in range(SAVE_STEPS, WATCHED, SAVE_STEPS):
                     shutil.copytree(self.whole / f"checkpoint-{checkpoint}", run / f"checkpoint-{checkpoint}")
-                was_killed = not wait(start(run, self.env, self.processes, True, (rank, number)), 600)
+                was_killed = not wait(self.start(run, True, (rank, number)), 600)
                 if was_killed:
                     self.continued(run, f"process {rank} killed at change {number}")
             print(f"process {rank} makes {number - 1} changes")
@@ -192,15 +206,13 @@ def main():
     parser.add_argument("--config", default="cpu_2proc", help="of configs/accelerate, for several processes")
     args = parser.parse_args()
     args.folder.mkdir(parents=True)
-    kills = Kills(args.folder.resolve(), args.config, args.processes)
+    kills = Kills(args.folder.resolve(), args.config, args.processes, UPDATES[args.moments])
     if args.moments == "random":
         kills.at_random(args.kills, args.seed)
     else:
         kills.while_saving()
     starts = sorted({name for name, _ in kills.found}, key=lambda name: (len(name), name))
-    print(
-        f"{len(kills.found)} kills, {sum(equal for _, equal in kills.found)} equal to the run that was not killed;"
-    )
+    print(f"{len(kills.found)} kills, {sum(equal for _, equal in kills.found)} equal to the run that was not killed;")
     print(", ".join(f"{sum(found == name for found, _ in kills.found)} continued from {name}" for name in starts))
     sys.exit(0 if all(equal for _, equal in kills.found) else 1)
 
