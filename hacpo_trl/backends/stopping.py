@@ -1,7 +1,7 @@
 """A run that is told to stop finishes its update, saves, and says where to continue.
 
-SIGINT (Ctrl-C), SIGTERM and SIGUSR1 (which Slurm sends ahead of time with `--signal`) may reach one process or all;
-after each update the processes agree on whether one of them was told. A process whose launcher is gone tells itself.
+Its signals (`hacpo_trl.signals`) may reach one process or all; after each update the processes agree on whether one of
+them was told. A process whose launcher is gone tells itself.
 """
 
 import os
@@ -14,9 +14,9 @@ import torch
 from accelerate import Accelerator
 from transformers import TrainerCallback
 
+from ..signals import STATUS_AFTER
 
-# Each of these has the run stop; what the program then ends with.
-STATUS_AFTER = {signal.SIGINT: 130, signal.SIGTERM: 0, signal.SIGUSR1: 0}
+
 # Set in what a launcher starts: torch's, Accelerate's, `hacpo train`. Who is started otherwise may outlive its parent.
 LAUNCHED = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION", "HACPO_TRL_LAUNCHED")
 

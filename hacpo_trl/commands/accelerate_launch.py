@@ -18,7 +18,7 @@ import psutil
 from accelerate.commands.launch import launch_command, launch_command_parser
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from ..backends.stopping import STATUS_AFTER
+from ..signals import STATUS_AFTER
 from .errors import STATUS, user_errors
 from .launch import LAUNCHED, count_gpus, shell_status
 from .launch_options import Launching, split_launching

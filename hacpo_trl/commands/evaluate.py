@@ -22,6 +22,7 @@ from pathlib import Path
 from ..evaluation.benchmark_table import BENCHMARKS, CONV, PAPER_BENCHMARKS
 from ..evaluation.metrics import Metric
 from .errors import CommandParser, user_errors
+from .heavy import heavy_imports
 
 
 # vLLM schedules requests itself and wants many at once; `generate` pads a batch to its longest prompt.
@@ -82,10 +83,12 @@ def main(argv: Sequence[str] | None = None):
     args = parse_args(argv)
     import logging
 
-    import transformers
     from rich.console import Console
 
-    from ..evaluation.run import evaluate, prepare
+    with heavy_imports():
+        import transformers
+
+        from ..evaluation.run import evaluate, prepare
 
     console = Console()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from .early_checks import check_names
 from .errors import fail, show, user_errors
+from .heavy import heavy_imports
 from .launch_options import split_launching
 from .train_help import HELP
 
@@ -40,12 +41,12 @@ def main(argv: Sequence[str] | None = None):
 
 def run(argv: Sequence[str]):
     """A run in this process."""
-    from .train_options import parse_arguments
-
+    with heavy_imports():
+        from .train_options import parse_arguments
     with user_errors():
         script_args, training_args = parse_arguments(argv)
-    from .training import run_training
-
+    with heavy_imports():
+        from .training import run_training
     run_training(script_args, training_args)
 
 
