@@ -1,4 +1,4 @@
-"""What the distributed tests run on every process: `accelerate launch tests/launched.py SCENARIO FOLDER`."""
+"""What the distributed tests run on every process: `accelerate launch tests/launched.py SCENARIO,... FOLDER`."""
 
 import json
 import os
@@ -263,6 +263,9 @@ if __name__ == "__main__":
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         allow_fsdp_on_cpus()
     scenarios = (updates, dropped, resume, resume_alone, evaluate, reward_model, vllm, vllm_resume)
-    {f.__name__: f for f in scenarios}[sys.argv[1]](Path(sys.argv[2]))
+    by_name = {f.__name__: f for f in scenarios}
+    for name in sys.argv[1].split(","):
+        print("scenario:", name, flush=True)
+        by_name[name](Path(sys.argv[2]))
     PartialState().wait_for_everyone()
     PartialState().destroy_process_group()

@@ -27,31 +27,39 @@ def save_policies(folder):
         tiny.policy(name).save_pretrained(folder / "policies" / name)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """The folder of a run, with the initial policies in it."""
-    save_policies(tmp_path)
-    return tmp_path
+def save_judge(folder):
+    """A reward model."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(tiny.tokenizer("qwen")), num_labels=1, **sizes)
+    LlamaForSequenceClassification(config).save_pretrained(folder / "judge")
+    tiny.tokenizer("qwen").save_pretrained(folder / "judge")
 
 
-def run_scenario(repository, tmp_path_factory, backend, scenario):
-    """The folder that a scenario has filled."""
-    folder = tmp_path_factory.mktemp(scenario)
+# What each backend runs, in one launch: imports take longer than updates.
+SCENARIOS = {
+    "cpu_2proc": "updates,dropped,resume,evaluate",
+    "fsdp2": "updates,dropped,resume,reward_model",
+    "zero1": "updates,resume",
+    "zero2_cpu": "updates,resume",
+    "zero3_cpu": "updates,dropped,resume,reward_model",
+}
+
+
+@pytest.fixture(scope="module")
+def backend(request):
+    """The name of a launch configuration."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def ran(repository, tmp_path_factory, backend):
+    """The folder that a backend's scenarios have filled."""
+    folder = tmp_path_factory.mktemp(backend)
     save_policies(folder)
-    launch_well(repository, backend, scenario, folder)
+    save_judge(folder)
+    launch_well(repository, backend, SCENARIOS[backend], folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def updates(repository, tmp_path_factory, request):
-    """The folder that a backend's scenario `updates` has filled."""
-    return run_scenario(repository, tmp_path_factory, request.param, "updates")
-
-
-@pytest.fixture(scope="module")
-def resumed(repository, tmp_path_factory, request):
-    """A backend, and the folder that its scenario `resume` has filled."""
-    return request.param, run_scenario(repository, tmp_path_factory, request.param, "resume")
 
 
 def logs(path):
@@ -62,19 +70,19 @@ def logs_of(trainer):
     return [log for log in trainer.state.log_history if "loss" in log]
 
 
-@pytest.mark.parametrize("updates", BACKENDS, indirect=True)
-def test_two_processes_make_the_same_updates_as_one(updates, tmp_path):
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+def test_two_processes_make_the_same_updates_as_one(ran, tmp_path):
     for order in ("mixed", "self_first"):
         one = tiny.trainer(tmp_path, minibatch_order=order, **tiny.PLAIN_SGD)
         start = {name: tiny.parameters(one, name).clone() for name in one.agents}
         one.train()
         expected_logs = logs_of(one)
         for cut in ("4x1", "2x2"):
-            state = torch.load(updates / f"{order}-{cut}.pt", weights_only=True)
+            state = torch.load(ran / f"{order}-{cut}.pt", weights_only=True)
             for name in one.agents:
                 assert (state[name] - start[name]).abs().max() > 1e-3
                 torch.testing.assert_close(state[name], tiny.parameters(one, name), rtol=0, atol=1e-6)
-            for log, expected in zip(logs(updates / f"{order}-{cut}.json"), expected_logs, strict=True):
+            for log, expected in zip(logs(ran / f"{order}-{cut}.json"), expected_logs, strict=True):
                 assert log["loss"] == pytest.approx(expected["loss"], abs=1e-6)
                 assert log.keys() == expected.keys()
                 for key in expected:
@@ -82,11 +90,11 @@ def test_two_processes_make_the_same_updates_as_one(updates, tmp_path):
                         assert log[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-4), key
 
 
-@pytest.mark.parametrize("updates", BACKENDS, indirect=True)
-def test_the_shrinkage_baseline_is_fitted_over_all_processes(updates, tmp_path):
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+def test_the_shrinkage_baseline_is_fitted_over_all_processes(ran, tmp_path):
     one = tiny.trainer(tmp_path, advantage_baseline="shrinkage", reward_funcs=tiny.uneven_reward, **tiny.PLAIN_SGD)
     one.train()
-    state = torch.load(updates / "shrinkage.pt", weights_only=True)
+    state = torch.load(ran / "shrinkage.pt", weights_only=True)
     for name in one.agents:
         torch.testing.assert_close(state[name], tiny.parameters(one, name), rtol=0, atol=1e-6)
     weights = [
@@ -96,129 +104,117 @@ def test_the_shrinkage_baseline_is_fitted_over_all_processes(updates, tmp_path):
             for log in of_run
             if f"{name}/baseline_own_weight" in log
         ]
-        for of_run in (logs(updates / "shrinkage.json"), logs_of(one))
+        for of_run in (logs(ran / "shrinkage.json"), logs_of(one))
     ]
     assert weights[0] == pytest.approx(weights[1]) and any(0 < weight < 1 for weight in weights[0])
 
 
-@pytest.mark.parametrize("updates", BACKENDS, indirect=True)
-def test_learning_rate_clipping_and_schedule_are_an_agents_own(updates, tmp_path):
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+def test_learning_rate_clipping_and_schedule_are_an_agents_own(ran, tmp_path):
     own = tiny.trainer(tmp_path, **{**tiny.PLAIN_SGD, **tiny.OWN_SETTINGS})
     own.train()
-    state = torch.load(updates / "own.pt", weights_only=True)
-    shared = torch.load(updates / "mixed-4x1.pt", weights_only=True)
+    state = torch.load(ran / "own.pt", weights_only=True)
+    shared = torch.load(ran / "mixed-4x1.pt", weights_only=True)
     for name in own.agents:
         torch.testing.assert_close(state[name], tiny.parameters(own, name), rtol=0, atol=1e-6)
         assert (state[name] - shared[name]).abs().max() > 1e-3
     expected_logs = logs_of(own)
-    for log, expected in zip(logs(updates / "own.json"), expected_logs, strict=True):
+    for log, expected in zip(logs(ran / "own.json"), expected_logs, strict=True):
         for name, limit in (("qwen", 0.5), ("llama", 0.25)):
             assert log[f"{name}/grad_norm"] == pytest.approx(expected[f"{name}/grad_norm"], rel=1e-4)
             assert log[f"{name}/grad_norm"] > limit
-    rates = [[log[f"{name}/learning_rate"] for log in logs(updates / "own.json")] for name in ("qwen", "llama")]
+    rates = [[log[f"{name}/learning_rate"] for log in logs(ran / "own.json")] for name in ("qwen", "llama")]
     # Linear from 0.6 to 0 in 3 updates; two updates of warm-up to 0.2.
     assert rates == [pytest.approx([0.6, 0.4, 0.2]), pytest.approx([0.0, 0.1, 0.2])]
 
 
-@pytest.mark.parametrize("updates", BACKENDS, indirect=True)
-def test_adapters_and_reference_policies_work_alike(updates, tmp_path):
-    settings = {"models": launched.models(updates), "beta": 0.5, **tiny.PLAIN_SGD}
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+def test_adapters_and_reference_policies_work_alike(ran, tmp_path):
+    settings = {"models": launched.models(ran), "beta": 0.5, **tiny.PLAIN_SGD}
     one = tiny.trainer(tmp_path, **settings, **tiny.adapter())
     start = tiny.parameters(one, "llama").clone()
     one.train()
-    state = torch.load(updates / "adapter.pt", weights_only=True)
+    state = torch.load(ran / "adapter.pt", weights_only=True)
     assert (state["llama"] - start).abs().max() > 1e-3
     for name in one.agents:
         torch.testing.assert_close(state[name], tiny.parameters(one, name), rtol=0, atol=1e-6)
-    for log, expected in zip(logs(updates / "adapter.json"), logs_of(one), strict=True):
+    for log, expected in zip(logs(ran / "adapter.json"), logs_of(one), strict=True):
         for name in one.agents:
             assert log[f"{name}/kl"] == pytest.approx(expected[f"{name}/kl"], rel=1e-3, abs=1e-7)
 
-    if (updates / "trained-again.pt").exists():
+    if (ran / "trained-again.pt").exists():
         one.train()
-        state = torch.load(updates / "trained-again.pt", weights_only=True)
+        state = torch.load(ran / "trained-again.pt", weights_only=True)
         for name in one.agents:
             torch.testing.assert_close(state[name], tiny.parameters(one, name), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("backend", [DDP, FSDP2, ZERO3])
-def test_a_process_without_usable_peer_rollouts_does_not_hang(repository, folder, backend):
-    launch_well(repository, backend, "dropped", folder)
+@pytest.mark.parametrize("backend", [DDP, FSDP2, ZERO3], indirect=True)
+def test_a_process_without_usable_peer_rollouts_does_not_hang(ran):
     for order in ("mixed", "self_first"):
-        first = logs(folder / f"dropped-{order}.json")[0]
+        first = logs(ran / f"dropped-{order}.json")[0]
         # Half of the peer's 8 rollouts: those of the second process.
         assert first["qwen/dropped/undecodable"] == 4
 
 
-@pytest.mark.parametrize("resumed", BACKENDS, indirect=True)
-def test_resume_within_a_step_is_bit_identical(resumed):
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+def test_resume_within_a_step_is_bit_identical(ran):
     """Sampled for real, which gathers sharded weights; what save_model writes are the trained weights."""
-    _, folder = resumed
-    whole, again = (torch.load(folder / f"{run}.pt", weights_only=True) for run in ("whole", "resumed"))
+    whole, again = (torch.load(ran / f"{run}.pt", weights_only=True) for run in ("whole", "resumed"))
     for name in whole:
         assert torch.equal(whole[name], again[name])
     runs = [
-        [{k: v for k, v in log.items() if not k.startswith("time/")} for log in logs(folder / f"{run}.json")]
+        [{k: v for k, v in log.items() if not k.startswith("time/")} for log in logs(ran / f"{run}.json")]
         for run in ("whole", "resumed")
     ]
     assert runs[0] == runs[1]
 
     for name in whole:
-        saved = AutoModelForCausalLM.from_pretrained(folder / "saved" / name)
+        saved = AutoModelForCausalLM.from_pretrained(ran / "saved" / name)
         assert torch.equal(torch.cat([p.flatten() for p in saved.parameters()]), whole[name])
 
 
-@pytest.mark.parametrize("resumed", [DDP, FSDP2], indirect=True)
-def test_resume_by_another_number_of_processes(repository, resumed):
+@pytest.mark.parametrize("backend", [DDP, FSDP2], indirect=True)
+def test_resume_by_another_number_of_processes(repository, backend, ran):
     """Between two steps it makes the same updates, optimizer states and adapters included; within one it says why
     not."""
-    backend, folder = resumed
     if backend == "cpu_2proc":
-        launched.resume_alone(folder)
+        launched.resume_alone(ran)
     else:
-        launch_well(repository, backend, "resume_alone", folder, processes=1)
-    two, one = (torch.load(folder / f"{run}.pt", weights_only=True) for run in ("scripted", "alone-checkpoint-2"))
+        launch_well(repository, backend, "resume_alone", ran, processes=1)
+    two, one = (torch.load(ran / f"{run}.pt", weights_only=True) for run in ("scripted", "alone-checkpoint-2"))
     for name in two:
         torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-6)
-    error = (folder / "alone-checkpoint-1.txt").read_text()
+    error = (ran / "alone-checkpoint-1.txt").read_text()
     assert "1 updates into a step of 2" in error
     assert "over 2 processes; this run has 1" in error
 
 
-@pytest.mark.parametrize("resumed", [ZERO2, ZERO3], indirect=True)
-def test_deepspeed_says_that_another_number_of_processes_cannot_resume(repository, resumed):
-    backend, folder = resumed
-    launch_well(repository, backend, "resume_alone", folder, processes=1)
+@pytest.mark.parametrize("backend", [ZERO2, ZERO3], indirect=True)
+def test_deepspeed_says_that_another_number_of_processes_cannot_resume(repository, backend, ran):
+    launch_well(repository, backend, "resume_alone", ran, processes=1)
     stage = f"ZeRO-{backend[4]}"
     for checkpoint in ("checkpoint-2", "checkpoint-1"):
-        error = (folder / f"alone-{checkpoint}.txt").read_text()
-        assert str(folder / "scripted" / checkpoint) in error
+        error = (ran / f"alone-{checkpoint}.txt").read_text()
+        assert str(ran / "scripted" / checkpoint) in error
         assert f"saved under {stage} (processes: 2); this run is under {stage} (processes: 1)" in error
 
 
-@pytest.mark.distributed
-def test_evaluation_counts_every_prompt_once(repository, folder):
-    launch_well(repository, "cpu_2proc", "evaluate", folder)
-    two = json.loads((folder / "evaluate.json").read_text())
-    one = tiny.trainer(folder / "one", eval_dataset=conv_dataset("test", 5)).evaluate()
+@pytest.mark.parametrize("backend", [DDP], indirect=True)
+def test_evaluation_counts_every_prompt_once(ran, tmp_path):
+    two = json.loads((ran / "evaluate.json").read_text())
+    one = tiny.trainer(tmp_path, eval_dataset=conv_dataset("test", 5)).evaluate()
     for key in one:
         if "reward" in key:
             assert two[key] == pytest.approx(one[key]), key
 
 
-@pytest.mark.parametrize("backend", [FSDP2, ZERO3])
-def test_a_reward_model_scores_alike(repository, folder, backend):
+@pytest.mark.parametrize("backend", [FSDP2, ZERO3], indirect=True)
+def test_a_reward_model_scores_alike(ran, tmp_path):
     """ZeRO-3 deals out every model that is loaded, reward models too; FSDP2 may load models on one process alone."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=len(tiny.tokenizer("qwen")), num_labels=1, **sizes)
-    LlamaForSequenceClassification(config).save_pretrained(folder / "judge")
-    tiny.tokenizer("qwen").save_pretrained(folder / "judge")
-    launch_well(repository, backend, "reward_model", folder)
-    functions = [str(folder / "judge"), tiny.partial_reward]
-    one = tiny.trainer(folder / "one", reward_funcs=functions, max_steps=2)
+    one = tiny.trainer(tmp_path, reward_funcs=[str(ran / "judge"), tiny.partial_reward], max_steps=2)
     one.train()
-    first, expected = logs(folder / "reward_model.json")[0], one.state.log_history[0]
+    first, expected = logs(ran / "reward_model.json")[0], one.state.log_history[0]
     for name in one.agents:
         for key in (f"{name}/rewards/judge/mean", f"{name}/rewards/judge/std", f"{name}/reward"):
             assert first[key] == pytest.approx(expected[key], abs=1e-6)
