@@ -350,11 +350,14 @@ def test_save_model_writes_a_folder_for_each_agent(tmp_path):
         assert torch.equal(vector, tiny.parameters(trainer, name))
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path):
-    settings = {"num_train_epochs": 1, "max_steps": -1, "save_strategy": "epoch", "lr_scheduler_type": "constant"}
+@pytest.mark.parametrize("length", [{"num_train_epochs": 1, "max_steps": -1}, {"max_steps": 2}, {"max_steps": 3}])
+def test_resuming_a_finished_run_changes_nothing(tmp_path, length):
+    """Which ended with an epoch, with a step in the midst of one, in the midst of a step."""
+    settings = {**length, "save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
     whole = trained(tmp_path / "whole", **settings)
     resumed = tiny.trainer(tmp_path / "resumed", **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{whole.state.global_step}"))
+    assert resumed.state.global_step == whole.state.global_step
     for name in whole.agents:
         assert torch.equal(tiny.parameters(whole, name), tiny.parameters(resumed, name))
 

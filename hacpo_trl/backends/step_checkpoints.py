@@ -84,6 +84,13 @@ class StepCheckpoints(MultiPolicyTrainer):
             # The mean loss and the speed that are logged at the end are those of the whole run.
             self._initial_global_step = 0
 
+    def _run_epoch(self, **kwargs):
+        # Trainer asks only after an update whether it was the last one.
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(**kwargs)
+
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler: bool = False):
         # With skip_scheduler it is the evaluation before training, which a run that is continued has had.
         if skip_scheduler and any(key.startswith("eval_") for log in self.state.log_history for key in log):
