@@ -31,6 +31,7 @@ from hacpo_trl.rollouts.rows import pad_sequences
 from hacpo_trl.theory.baselines import BASELINES, improving_learner, population, simulate
 from hacpo_trl.theory.gradients import (
     CrossSettings,
+    assumption_correlation,
     confidence_correlation,
     expected_advantages,
     gradients,
@@ -132,6 +133,33 @@ def alignment_tables(pairs: int = 2000) -> list[Table]:
     header += ["AUC of ρ", "AUC of the logged ρ"]
     title = f"{pairs} random pairs of softmax policies over 6 answers to 4 prompts"
     return [Table(header, rows, words=2, title=title)]
+
+
+def assumption_table(pairs: int = 2000) -> Table:
+    """Assumption D.12 beside its proxy: what each says of the inner product of Theorem 4.3."""
+    rows = []
+    for shared in (False, True):
+        sample = random_pairs(pairs, shared)
+        proxy = confidence_correlation(sample.log_learner(sample.parameters), sample.log_source, sample.rewards)
+        for settings in SETTINGS:
+            if settings.clip or not settings.alpha:
+                continue
+            rho, inner = assumption_correlation(sample, settings)
+            rows.append(
+                [
+                    "shared features" if shared else "tabular",
+                    settings.label,
+                    _share(rho > 0),
+                    _share(inner[rho > 0] > 0),
+                    _share(inner[rho < 0] > 0),
+                    _share((proxy > 0) == (rho > 0)),
+                    _share(inner[proxy > 0] > 0),
+                    _share(inner[proxy < 0] > 0),
+                ]
+            )
+    header = ["policies", "ratio", "ρ(C, Z) > 0", "E[CZ] > 0 where ρ(C, Z) > 0", "where ρ(C, Z) < 0"]
+    header += ["the proxy's sign is that of ρ(C, Z)", "E[CZ] > 0 where the proxy > 0", "where it is < 0"]
+    return Table(header, rows, words=2, title=f"Assumption D.12 and its proxy, {pairs} random pairs")
 
 
 # ------------------------------------------------------------------------------------------------ 3. tiny policies

@@ -198,9 +198,7 @@ def main():
     else:
         kills.while_saving()
     starts = sorted({name for name, _ in kills.found}, key=lambda name: (len(name), name))
-    print(
-        f"{len(kills.found)} kills, {sum(equal for _, equal in kills.found)} equal to the run that was not killed;"
-    )
+    print(f"{len(kills.found)} kills, {sum(equal for _, equal in kills.found)} equal to the run that was not killed;")
     print(", ".join(f"{sum(found == name for found, _ in kills.found)} continued from {name}" for name in starts))
     sys.exit(0 if all(equal for _, equal in kills.found) else 1)
 
