@@ -246,8 +246,8 @@ def panels_of(groups: Sequence[Group]) -> list[Panel]:
     add(
         "alignment",
         "Alignment ρ",
-        "Correlation of a peer's confidence over the learner with its rewards (the proxy for the assumption of Theorem 4.3). Above "
-        "0, a peer is surer than the learner where it is right.",
+        "Correlation of a peer's confidence over the learner with its rewards (Remark D.13's proxy for the assumption "
+        "of Theorem 4.3). Above 0, a peer is surer than the learner where it is right.",
         "ρ",
         each_peer("alignment"),
         [("no correlation", 0.0)],

@@ -9,11 +9,11 @@ s^(1+α), s = e^(−c/|y|), so that, without clipping,
 (long answers, where the ratio is close to 1) what the source is more confident in than the learner counts for more;
 for τ > 1 (short answers) it counts for less.
 
-Theorem 4.3 says that both gradients point the same way, ⟨g_cross, v⟩ > 0 with v = E_{y∼π_k}[g(y)], g = A ∇log π_k, under
-Assumption D.12: ρ(C, Z) > 0 for y ∼ π_k, with C = ω (π_k/π_j)^{τ−1} and Z = ⟨g(y), v⟩ (`assumption_correlation`). With
-it the theorem is immediate, for E[C Z] = E[C] ‖v‖² + Cov(C, Z): it assumes what it concludes. The paper's second
-version no longer has it. Remark D.13's proxy, ρ(c, R) ≥ 0 over the source's rollouts (`confidence_correlation`), is
-what a run can measure.
+Theorem 4.3 says that both gradients point the same way, ⟨g_cross, v⟩ > 0 with v = E_{y∼π_k}[g(y)] and g = A ∇log π_k,
+under Assumption D.12: ρ(C, Z) > 0 for y ∼ π_k, with C = ω (π_k/π_j)^{τ−1} and Z = ⟨g(y), v⟩
+(`assumption_correlation`). With it the theorem is immediate, for E[C Z] = E[C] ‖v‖² + Cov(C, Z): it assumes what it
+concludes. The paper's second version (May 2026, of which abstract and contents could be read) no longer has it. Remark
+D.13's proxy, ρ(c, R) ≥ 0 over the source's rollouts (`confidence_correlation`), is what a run can measure.
 """
 
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ def objectives(
 
 
 def confidence_correlation(log_learner: torch.Tensor, log_source: torch.Tensor, rewards: torch.Tensor) -> torch.Tensor:
-    """Remark D.13's proxy ρ(c, R) under the source, within prompts: what `Alignment` estimates. `(..., P, A)` -> `(...)`."""
+    """Remark D.13's proxy ρ(c, R) under the source, within prompts; see `Alignment`. `(..., P, A)` -> `(...)`."""
     probability = log_source.exp()
     confidence, reward = (
         values - (probability * values).sum(-1, keepdim=True) for values in (log_source - log_learner, rewards)
