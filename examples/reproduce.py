@@ -37,7 +37,6 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from hacpo_trl.config import HACPOConfig
 from hacpo_trl.evaluation.benchmarks import BENCHMARKS
 from hacpo_trl.evaluation.jobs import rewards_of
 from hacpo_trl.evaluation.metrics import best_with_replacement
@@ -138,9 +137,6 @@ def recipe_of(pair: Pair, method: str, processes: int, output_dir: Path) -> dict
     changes = dict(pair.changes)
     if method != "hacpo":
         changes |= read_recipe(RECIPES / "methods" / f"{method}.yaml")
-    if method == "hacpo_code":
-        # The authors' scripts have Table 5's number as the bound; `delta` is the radius.
-        changes["delta"] = round(1 - recipe.get("delta", HACPOConfig.delta), 6)
     algorithm = changes.get("algorithm", recipe["algorithm"])
     recipe = {key: value for key, value in recipe.items() if algorithm in OPTIONS_OF.get(key, [algorithm])} | changes
     accumulated = recipe.get("gradient_accumulation_steps", 1) * pair.processes

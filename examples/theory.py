@@ -6,8 +6,8 @@
 It takes some minutes on one core of a CPU. Four parts:
 
 1. **The baseline, by Monte Carlo** (`hacpo_trl.theory.baselines`).
-2. **Gradients on peers' rollouts, exactly** (`hacpo_trl.theory.gradients`). The claim tested: ρ ≥ 0 ⇒
-   ⟨g_own, g_cross⟩ ≥ 0.
+2. **Gradients on peers' rollouts, exactly** (`hacpo_trl.theory.gradients`). The claims tested: ρ ≥ 0 ⇒
+   ⟨g_own, g_cross⟩ ≥ 0, for the ρ(C, Z) of Assumption D.12 and for Remark D.13's proxy, which a run can measure.
 3. **The same for the tiny policies** of `hacpo_trl.embedded`, over all thousand answers "d,d,d" to a prompt.
 4. **Sequence ratios of a run** of `HACPOTrainer` on the miniature, as in the paper's Table 6.
 """
@@ -31,6 +31,7 @@ from hacpo_trl.rollouts.rows import pad_sequences
 from hacpo_trl.theory.baselines import BASELINES, improving_learner, population, simulate
 from hacpo_trl.theory.gradients import (
     CrossSettings,
+    assumption_correlation,
     confidence_correlation,
     expected_advantages,
     gradients,
@@ -132,6 +133,33 @@ def alignment_tables(pairs: int = 2000) -> list[Table]:
     header += ["AUC of ρ", "AUC of the logged ρ"]
     title = f"{pairs} random pairs of softmax policies over 6 answers to 4 prompts"
     return [Table(header, rows, words=2, title=title)]
+
+
+def assumption_tables(pairs: int = 2000) -> list[Table]:
+    """Assumption D.12 beside its proxy: what each says of the inner product of Theorem 4.3."""
+    rows = []
+    for shared in (False, True):
+        sample = random_pairs(pairs, shared)
+        proxy = confidence_correlation(sample.log_learner(sample.parameters), sample.log_source, sample.rewards)
+        for settings in SETTINGS:
+            if settings.clip or not settings.alpha:
+                continue
+            rho, inner = assumption_correlation(sample, settings)
+            rows.append(
+                [
+                    "shared features" if shared else "tabular",
+                    settings.label,
+                    _share(rho > 0),
+                    _share(inner[rho > 0] > 0),
+                    _share(inner[rho < 0] > 0),
+                    _share((proxy > 0) == (rho > 0)),
+                    _share(inner[proxy > 0] > 0),
+                    _share(inner[proxy < 0] > 0),
+                ]
+            )
+    header = ["policies", "ratio", "ρ(C, Z) > 0", "E[CZ] > 0 where ρ(C, Z) > 0", "where ρ(C, Z) < 0"]
+    header += ["the proxy's sign is that of ρ(C, Z)", "E[CZ] > 0 where the proxy > 0", "where it is < 0"]
+    return [Table(header, rows, words=2, title=f"Assumption D.12 and its proxy, {pairs} random pairs")]
 
 
 # ------------------------------------------------------------------------------------------------ 3. tiny policies
@@ -295,7 +323,7 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     console, tables = Console(), []
-    for part in (baseline_tables, alignment_tables, tiny_policy_tables, ratio_tables):
+    for part in (baseline_tables, alignment_tables, assumption_tables, tiny_policy_tables, ratio_tables):
         for table in part():
             console.print(table.rich())
             tables.append(table)

@@ -233,10 +233,11 @@ class HACPOConfig(TrainingArguments):
         default=1.0, metadata={"help": "α: a peer's rollout is damped by sg(s)^α (Eq. 12). 0 damps nothing."}
     )
     delta: float = field(
-        default=0.8,
+        default=0.2,
         metadata={
-            "help": "δ: cross ratios below 1 - δ + m·δ_step are discarded (Eq. 13). 0.8 is the literal reading; the "
-            "paper's text also says 'typically 0.2'. Watch clip_ratio/cross_below."
+            "help": "δ: cross ratios below 1 - δ + m·δ_step are discarded (Eq. 13). The paper sets 0.2 in practice; "
+            "its Table 5's 0.8 and 0.9 are the bound 1 - δ, at which its authors' code clips. Watch "
+            "clip_ratio/cross_below."
         },
     )
     delta_step: float = field(
@@ -244,7 +245,7 @@ class HACPOConfig(TrainingArguments):
     )
     clip_cross: bool = field(default=True, metadata={"help": "False: peers' ratios are not clipped (ablation)."})
     capability_window: int = field(
-        default=5, metadata={"help": "K: a capability is the mean reward of the last K steps (Eq. 8)."}
+        default=5, metadata={"help": "K: a capability is the mean reward of the last K steps (Eq. 9)."}
     )
     capability_metric: Literal["mean_reward", "success_rate"] = field(
         default="mean_reward",
@@ -268,11 +269,12 @@ class HACPOConfig(TrainingArguments):
         default=True,
         metadata={"help": "Weigh a peer's rollouts by ω^(j,k) (Eq. 10); False is the ablation of Table 3."},
     )
-    ratio_normalization: Literal["source", "own"] = field(
+    ratio_normalization: Literal["source", "own", "bytes"] = field(
         default="source",
         metadata={
-            "help": "The divisor of the sequence ratio: the source's token count for both sums (Eq. 11), or each "
-            "sum's own count (the authors' code)."
+            "help": "The divisor of the sequence ratio: the source's token count for both sums (Eq. 11), each sum's "
+            "own count (the authors' code and the paper's second version), or the text's bytes for both, times the "
+            "learner's mean bytes a token over the step."
         },
     )
     minibatch_order: Literal["mixed", "self_first"] = field(

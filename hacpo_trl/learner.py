@@ -5,7 +5,7 @@ them.
 tensors of rows, processes and metrics.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,12 +22,14 @@ from .algorithm.objective import (
 )
 from .config import HACPOConfig
 from .reporting.metrics import Metrics
+from .rollouts.rollout import LearnerView
+from .rollouts.rows import LearnerRow
 
 
 def update_capability(
     args: HACPOConfig, capability: CapabilityWindow, rewards: Mapping[str, torch.Tensor], metrics: Metrics
 ):
-    """Appends this step's performance of every agent, over all processes, to its window (Eq. 8). Collective.
+    """Appends this step's performance of every agent, over all processes, to its window (Eq. 9). Collective.
 
     Args:
         args: The run's settings.
@@ -90,6 +92,33 @@ def learner_advantages(
     return result
 
 
+def add_byte_lengths(
+    learner: str,
+    views: Mapping[str, Sequence[LearnerView]],
+    rows: Mapping[str, Sequence[LearnerRow]],
+    metrics: Metrics,
+):
+    """Sets the rows' `byte_length`: the bytes of each text over the learner's bytes a token, which are counted on all
+    texts of the step that it learns from. Collective.
+
+    A mean of log-probabilities by it has the scale of one by tokens, which ε and δ are made for.
+    """
+    texts = {source: [len(view.rollout.text.encode()) for view in of_source] for source, of_source in views.items()}
+    learned = [
+        (length, len(view.completion_ids))
+        for source, of_source in views.items()
+        for length, view in zip(texts[source], of_source, strict=True)
+        if view.unusable is None
+    ]
+    num_bytes, num_tokens = _summed((sum(length for length, _ in learned), sum(count for _, count in learned)))
+    bytes_per_token = max(num_bytes, 1) / max(num_tokens, 1)
+    for source, of_source in rows.items():
+        for row, length in zip(of_source, texts[source], strict=True):
+            # An answer that is nothing but its end has no bytes, and a token.
+            row.byte_length = max(length, 1) / bytes_per_token
+    metrics.last(f"{learner}/bytes_per_token", bytes_per_token)
+
+
 def _summed(numbers: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(map(sum, zip(*gather_object([numbers]), strict=True)))
 
@@ -128,7 +157,12 @@ def learner_objective(
     rule, own, advantage = args.rule, batch["is_own"], batch["advantage"]
     num_tokens = mask.sum(-1)
     log_ratio = sequence_log_ratio(
-        logps.sum(-1), batch["old_logprob_sum"], num_tokens, batch["old_num_tokens"], args.ratio_normalization
+        logps.sum(-1),
+        batch["old_logprob_sum"],
+        num_tokens,
+        batch["old_num_tokens"],
+        args.ratio_normalization,
+        batch["byte_length"],
     )
     ratio = log_ratio.exp()
     token_log_ratio = kl = None

@@ -36,7 +36,14 @@ from .config import HACPOConfig
 from .evaluation.during_training import evaluate_agents, named_dataset
 from .generation.backend import Completion, GenerationBackend, log_completions, requests_for
 from .generation.choice import generation_backend as chosen_backend
-from .learner import learner_advantages, learner_objective, log_objective, log_sampler_difference, update_capability
+from .learner import (
+    add_byte_lengths,
+    learner_advantages,
+    learner_objective,
+    log_objective,
+    log_sampler_difference,
+    update_capability,
+)
 from .loading import build_agents, initial_policies, warn_of_dropout
 from .prompts import fits_all, training_prompts, usable_prompts
 from .reporting.metrics import Metrics
@@ -196,7 +203,7 @@ class HACPOTrainer(FiniteUpdates):
         # Every agent answers the same prompts, and every answer is verified once.
         prompt_ids, completions = self._sample(examples)
         texts, verdicts = self._verify(examples, completions)
-        self._update_capability(verdicts)  # Eq. 8
+        self._update_capability(verdicts)  # Eq. 8, 9
         # Every learner gets every rollout, with log π_old of its source, in its own tokens.
         logps = self._score(prompt_ids, completions)
         rollouts = self._rollouts(examples, completions, texts, verdicts, logps)
@@ -329,6 +336,8 @@ class HACPOTrainer(FiniteUpdates):
             for view in of_source:
                 if view.unusable:
                     self.metrics.total(f"{learner}/dropped/{view.unusable}", 1)
+        if self.args.ratio_normalization == "bytes":
+            add_byte_lengths(learner, views, rows, self.metrics)
         return rows
 
     @timed("score")

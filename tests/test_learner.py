@@ -9,8 +9,16 @@ from tiny_agents import run_config
 from hacpo_trl.algorithm.advantages import group_advantages
 from hacpo_trl.algorithm.capability import CapabilityWindow
 from hacpo_trl.algorithm.shrinkage import own_weight, own_weight_sums
-from hacpo_trl.learner import learner_advantages, learner_objective, log_sampler_difference, update_capability
+from hacpo_trl.learner import (
+    add_byte_lengths,
+    learner_advantages,
+    learner_objective,
+    log_sampler_difference,
+    update_capability,
+)
 from hacpo_trl.reporting.metrics import Metrics
+from hacpo_trl.rollouts.rollout import LearnerView, Rollout
+from hacpo_trl.rollouts.rows import learner_row
 
 
 # Two prompts with two rollouts each. "b" is listed first: names, not places, say whose they are.
@@ -131,6 +139,7 @@ def test_the_kl_of_an_answer_of_one_token_counts_in_full():
         "weight": torch.ones(2),
         "old_logprob_sum": torch.tensor([-1.0, -2.0]),
         "old_num_tokens": torch.tensor([1.0, 2.0]),
+        "byte_length": torch.tensor([1.0, 2.0]),
         "ref_logps": torch.tensor([[-1.5, 0.0], [-1.5, -1.5]]),
     }
     mask = torch.tensor([[True, False], [True, True]])
@@ -139,6 +148,21 @@ def test_the_kl_of_an_answer_of_one_token_counts_in_full():
     objective = learner_objective(args, batch, logps, mask, 0).objective
     # x = −0.5 on every token.
     assert objective.tolist() == pytest.approx([-0.5 * (math.exp(-0.5) - 0.5)] * 2)
+
+
+def test_lengths_by_bytes_have_the_scale_of_the_learners_tokens_over_all_processes(monkeypatch):
+    def view(agent, text, ids, reward=1.0):
+        rollout = Rollout(agent, "p", 0, (1,) * 3, text, True, "stop", -2.0, reward, 0)
+        return LearnerView(rollout, (1,), ids, None)
+
+    views = {"a": [view("a", "12ab", (1, 2)), view("a", "", (1,))], "b": [view("b", "é", (1, 2, 3), reward=None)]}
+    rows = {name: [learner_row("a", one, 1.0, 1.0, 0, False) for one in of] for name, of in views.items()}
+    # 4 bytes in 3 tokens here, the answer without a verdict aside; 8 in 3 elsewhere: 2 bytes a token.
+    monkeypatch.setattr("hacpo_trl.learner.gather_object", lambda objects: [*objects, (8, 3)])
+    metrics = Metrics()
+    add_byte_lengths("a", views, rows, metrics)
+    assert [row.byte_length for row in rows["a"]] == [2.0, 0.5] and rows["b"][0].byte_length == 1.0
+    assert metrics.reduce() == {"a/bytes_per_token": 2.0}
 
 
 def test_by_how_much_trainer_and_sampler_differ():

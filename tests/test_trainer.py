@@ -158,6 +158,21 @@ def test_cross_rows_carry_the_sources_weight_and_counts(tmp_path):
         assert len(seen.completion_ids) >= len(own.completion_ids)
 
 
+def test_rows_lengths_by_bytes_are_those_of_their_texts(tmp_path):
+    trainer = tiny.trainer(tmp_path, ratio_normalization="bytes")
+    agent = trainer.agents["qwen"]
+    rows = trainer._collect_rows([trainer.train_dataset[i] for i in range(4)])["qwen"]
+    rows = [row for row in rows if row.in_loss]
+    num_bytes = [len(agent.decode(row.completion_ids)[0].encode()) for row in rows]
+    bytes_per_token = sum(num_bytes) / sum(len(row.completion_ids) for row in rows)
+    assert [row.byte_length for row in rows] == pytest.approx([n / bytes_per_token for n in num_bytes])
+    assert trainer.metrics.reduce()["qwen/bytes_per_token"] == pytest.approx(bytes_per_token)
+    trainer.train()
+    log = training_logs(trainer)[0]
+    assert math.isfinite(log["qwen/grad_norm"]) and log["qwen/cross_ratio/mean"] < 1
+    assert log["qwen/own_ratio/mean"] == pytest.approx(1.0, abs=1e-5)
+
+
 def test_no_capability_weighting_is_weight_one_and_leaves_the_baseline(tmp_path):
     with_weight, without = (tiny.trainer(tmp_path / str(w), capability_weighting=w) for w in (True, False))
     examples = [with_weight.train_dataset[i] for i in range(4)]

@@ -18,11 +18,12 @@ class CorrelationLog(Protocol):
 class Alignment:
     """How well a source's confidence tells good answers from bad ones: the proxy for Theorem 4.3.
 
-    The theorem says that gradients on a peer's rollouts point the way of own gradients if the source is more confident
-    than the learner where its answers are good (Assumption D.12). Measured for each learner and source: the
-    correlation ρ, within prompts, of c_i = (log π_j − log π_k)/|y| = −log s with the rewards R_i of the source's
-    rollouts. π_k is the learner at the update that trains on the rollout, so that ρ costs no forward pass; rollouts
-    that are not trained on (advantage 0, dropped) do not count.
+    The theorem says that gradients on a peer's rollouts point the way of own gradients under Assumption D.12, which
+    speaks of gradients (`hacpo_trl.theory.gradients`). Remark D.13 has a proxy for it: the source is more confident
+    than the learner where its answers are good. Measured for each learner and source: the correlation ρ, within
+    prompts, of c_i = (log π_j − log π_k)/|y| = −log s with the rewards R_i of the source's rollouts. π_k is the
+    learner at the update that trains on the rollout, so that ρ costs no forward pass; rollouts that are not trained on
+    (advantage 0, dropped) do not count.
     """
 
     def __init__(self) -> None:

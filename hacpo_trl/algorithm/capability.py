@@ -34,7 +34,7 @@ def performance_counts(rewards: torch.Tensor, metric: str) -> tuple[float, int]:
 
     Args:
         rewards: `(N,)` float, NaN where a rollout has no verdict.
-        metric: `"mean_reward"` (Eq. 8) or `"success_rate"`, the share of rewards above 0.
+        metric: `"mean_reward"` (Eq. 9) or `"success_rate"`, the share of rewards above 0.
 
     Returns:
         The sum over the rollouts with a verdict, and their number.
@@ -74,12 +74,12 @@ class CapabilityWindow:
                 )
 
     def capability(self, name: str) -> float | None:
-        """P̂ of one agent (Eq. 8): the mean of its window, or None before its first performance."""
+        """P̂ of one agent (Eq. 9): the mean of its window, or None before its first performance."""
         window = self.performances[name]
         return sum(window) / len(window) if window else None
 
     def ratio(self, learner: str, source: str) -> float:
-        """ω^(learner, source) = P̂^(learner) / P̂^(source) (Eq. 9), in [0.1, 10]."""
+        """ω^(learner, source) = P̂^(learner) / P̂^(source) (Eq. 8), in [0.1, 10]."""
         numerator, denominator = self.capability(learner), self.capability(source)
         if learner == source or numerator is None or denominator is None:
             return 1.0

@@ -13,10 +13,15 @@ objectives.
 What differs from the paper, or that it leaves open:
 
 1. Learner and source may count different numbers of tokens for the same text, so |y| is a choice: see
-   `sequence_log_ratio`.
+   `sequence_log_ratio`. The paper's first version divides both sums by the source's count, its second one (May 2026,
+   of which abstract and contents could be read) each side by its own.
 2. clip is `torch.clamp`: outside its bounds the gradient is 0, so the rollout is discarded, below the lower bound and
    above 1 alike. The lower bound never exceeds 1. A bound of 1 means 1 within rounding (`is_one`).
 3. sg(s)^α dampens only: for s > 1 it is 1.
+4. Eq. 47 prints min(s, clamp(s))·A for own rollouts; here, as in GSPO and in the authors' code, it is
+   min(s·A, clamp(s)·A), which differs where A < 0.
+5. Eq. 50 to 53 add a mean over own rollouts and one over each peer's; here, as in the authors' code, it is one mean
+   over all rows, 1/n of that scale.
 
 Everything here is a pure function of float32 tensors; gradients flow into the learner's log-probabilities alone.
 """
@@ -38,6 +43,7 @@ def sequence_log_ratio(
     num_tokens: torch.Tensor,
     old_num_tokens: torch.Tensor,
     normalization: str = "source",
+    byte_length: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """log s^(k,j), the length-normalized log-ratio between the learner now and the source then (Eq. 11).
 
@@ -47,14 +53,18 @@ def sequence_log_ratio(
         num_tokens: `(R,)`, the learner's token counts.
         old_num_tokens: `(R,)`, the source's token counts |y^(j)|.
         normalization: `"source"` divides both sums by the source's count (Eq. 11 as printed), `"own"` each sum by its
-            own count (the authors' code). They agree when the counts do.
+            own count (the authors' code); they agree when the counts do. `"bytes"` divides both by `byte_length`.
+        byte_length: `(R,)`, the UTF-8 bytes of each text over the learner's mean bytes a token (see
+            `learner.add_byte_lengths`): a length that no tokenizer has a say in, on the scale of the learner's tokens.
 
     Returns:
         `(R,)`, at most `MAX_LOG_RATIO`.
     """
-    old_num_tokens = old_num_tokens.clamp(min=1)
-    divisor = old_num_tokens if normalization == "source" else num_tokens.clamp(min=1)
-    log_ratio = logprob_sum / divisor - old_logprob_sum / old_num_tokens
+    if normalization == "own":
+        divisor, old_divisor = num_tokens.clamp(min=1), old_num_tokens.clamp(min=1)
+    else:
+        divisor = old_divisor = old_num_tokens.clamp(min=1) if normalization == "source" else byte_length
+    log_ratio = logprob_sum / divisor - old_logprob_sum / old_divisor
     return log_ratio.clamp(max=MAX_LOG_RATIO)
 
 

@@ -142,6 +142,7 @@ class StepCheckpoints(MultiPolicyTrainer):
             "rollouts_per_update": plan.rows_per_update,
             "algorithm": args.algorithm,
             "minibatch_order": args.minibatch_order,
+            "ratio_normalization": args.ratio_normalization,
             "agents": sorted(self.agents),
         }
 

@@ -80,18 +80,18 @@ def _check_unused_options(args: Any):
                 f"{name}={getattr(args, name)!r} has no effect with algorithm='{args.algorithm}'. Leave it out; "
                 f"it belongs to {' and '.join(algorithms)}."
             )
-    if not args.clip_cross and (args.delta, args.delta_step) != (0.8, 0.025):
+    if not args.clip_cross and any(getattr(args, name) != args.default_of(name) for name in ("delta", "delta_step")):
         raise ValueError("delta and delta_step have no effect with clip_cross=False. Leave them out.")
     if args.advantage_baseline == "own" and not args.capability_weighting:
-        for name, default in (("capability_window", 5), ("capability_metric", "mean_reward")):
-            if getattr(args, name) != default:
+        for name in ("capability_window", "capability_metric"):
+            if getattr(args, name) != args.default_of(name):
                 raise ValueError(
                     f"{name} has no effect with advantage_baseline='own' and capability_weighting=False, which "
                     "use no capability. Leave it out."
                 )
-    if args.algorithm == "naive" and args.naive_old_logprobs == "learner" and args.ratio_normalization != "source":
+    if args.algorithm == "naive" and args.naive_old_logprobs == "learner" and args.ratio_normalization == "own":
         raise ValueError(
-            "ratio_normalization has no effect with naive_old_logprobs='learner', where both sums run over the "
+            "ratio_normalization='own' has no effect with naive_old_logprobs='learner', where both sums run over the "
             "learner's tokens. Leave it out."
         )
     if args.data_seed is not None and not args.shuffle_dataset:

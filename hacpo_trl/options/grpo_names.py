@@ -60,7 +60,7 @@ GRPO_NAMES = {
     "entropy_target": _ENTROPY,
     "max_tool_calling_iterations": f"{_LEAVE_OUT}: agents call no tools.",
     "off_policy_mask_threshold": f"{_LEAVE_OUT}; peers' answers that have become unlikely are discarded by "
-    "`delta: 0.8`.",
+    "`delta: 0.2`.",
     "log_multimodal": f"{_LEAVE_OUT}: prompts are text.",
     "log_unique_prompts": f"{_LEAVE_OUT}; `num_completions_to_print: 4` prints fewer.",
     "log_completions_hub_repo": "Write `log_completions: true`, which saves them in output_dir.",

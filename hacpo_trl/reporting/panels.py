@@ -209,11 +209,11 @@ def panels_of(groups: Sequence[Group]) -> list[Panel]:
         by_tokens(single("reward")),
         x_label=TOKENS,
     )
-    add("capability", "Capability", "P̂: mean reward over the last K steps (Eq. 8).", "P̂", single("capability"))
+    add("capability", "Capability", "P̂: mean reward over the last K steps (Eq. 9).", "P̂", single("capability"))
     add(
         "capability_ratio",
         "Capability ratio ω",
-        "The agent's capability over that of each peer (Eq. 9). Above 1 the agent is the more capable one.",
+        "The agent's capability over that of each peer (Eq. 8). Above 1 the agent is the more capable one.",
         "ω",
         each_peer("capability_ratio"),
         [("equal", 1.0)],
@@ -246,8 +246,8 @@ def panels_of(groups: Sequence[Group]) -> list[Panel]:
     add(
         "alignment",
         "Alignment ρ",
-        "Correlation of a peer's confidence over the learner with its rewards (the assumption of Theorem 4.3). Above "
-        "0, a peer is surer than the learner where it is right.",
+        "Correlation of a peer's confidence over the learner with its rewards (Remark D.13's proxy for the assumption "
+        "of Theorem 4.3). Above 0, a peer is surer than the learner where it is right.",
         "ρ",
         each_peer("alignment"),
         [("no correlation", 0.0)],

@@ -91,6 +91,7 @@ class LearnerRow:
         weight: ω^(j,k) of a peer's rollout, 1 of an own one.
         old_logprob_sum: log π_old(y) in nats: the source's, or the learner's where the algorithm recomputes it.
         old_num_tokens: The number of tokens that sum runs over.
+        byte_length: The text's UTF-8 bytes over the learner's mean bytes a token, for `ratio_normalization="bytes"`.
         old_logps: `(T,)`, the terms of that sum, for token-level ratios.
         ref_logps: `(T,)`, log-probabilities under the initial policy, for the KL term.
         sampler_weights: `(T,)`, what the objective of each token is weighed by where the trainer's probabilities are
@@ -109,6 +110,7 @@ class LearnerRow:
     weight: float
     old_logprob_sum: float
     old_num_tokens: int
+    byte_length: float = 0.0
     old_logps: torch.Tensor | None = None
     ref_logps: torch.Tensor | None = None
     sampler_weights: torch.Tensor | None = None
@@ -211,6 +213,6 @@ def collate(rows: Sequence[LearnerRow], pad_token_id: int, device: torch.device)
                     padded[mask] = getattr(row, name)
     for name in ("is_own", "in_loss"):
         batch[name] = torch.tensor([getattr(row, name) for row in rows])
-    for name in ("reward", "advantage", "weight", "old_logprob_sum", "old_num_tokens"):
+    for name in ("reward", "advantage", "weight", "old_logprob_sum", "old_num_tokens", "byte_length"):
         batch[name] = torch.tensor([float(getattr(row, name)) for row in rows])
     return {name: tensor.to(device) for name, tensor in batch.items()}

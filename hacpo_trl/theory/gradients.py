@@ -6,8 +6,14 @@ s^(1+α), s = e^(−c/|y|), so that, without clipping,
     g_cross ∝ E_{y∼π_j}[ s^(1+α) A ∇log π_k(y) ] = E_{y∼π_k}[ e^{(1−τ)c} A ∇log π_k(y) ],   τ = (1 + α) / |y|
 
 (where s > 1 nothing is damped, and α is to be read as 0). At τ = 1 this is the own gradient, whatever c. For τ < 1
-(long answers, where the ratio is close to 1) what the source is more confident in than the learner counts for more,
-and Theorem 4.3's assumption D.12, ρ(c, R) ≥ 0, should help; for τ > 1 (short answers) it counts for less.
+(long answers, where the ratio is close to 1) what the source is more confident in than the learner counts for more;
+for τ > 1 (short answers) it counts for less.
+
+Theorem 4.3 says that both gradients point the same way, ⟨g_cross, v⟩ > 0 with v = E_{y∼π_k}[g(y)] and g = A ∇log π_k,
+under Assumption D.12: ρ(C, Z) > 0 for y ∼ π_k, with C = ω (π_k/π_j)^{τ−1} and Z = ⟨g(y), v⟩
+(`assumption_correlation`). With it the theorem is immediate, for E[C Z] = E[C] ‖v‖² + Cov(C, Z): it assumes what it
+concludes. The paper's second version (May 2026, of which abstract and contents could be read) no longer has it. Remark
+D.13's proxy, ρ(c, R) ≥ 0 over the source's rollouts (`confidence_correlation`), is what a run can measure.
 """
 
 from dataclasses import dataclass
@@ -86,7 +92,7 @@ def objectives(
 
 
 def confidence_correlation(log_learner: torch.Tensor, log_source: torch.Tensor, rewards: torch.Tensor) -> torch.Tensor:
-    """ρ of Assumption D.12 under the source, within prompts: what `Alignment` estimates. `(..., P, A)` -> `(...)`."""
+    """Remark D.13's proxy ρ(c, R) under the source, within prompts; see `Alignment`. `(..., P, A)` -> `(...)`."""
     probability = log_source.exp()
     confidence, reward = (
         values - (probability * values).sum(-1, keepdim=True) for values in (log_source - log_learner, rewards)
@@ -190,6 +196,33 @@ def gradients(pairs: Pairs, settings: CrossSettings) -> tuple[torch.Tensor, torc
     (g_own,) = torch.autograd.grad(own.sum(), parameters, retain_graph=True)
     (g_cross,) = torch.autograd.grad(cross.sum(), parameters)
     return g_own, g_cross
+
+
+def assumption_correlation(pairs: Pairs, settings: CrossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Assumption D.12 as the paper states it, by enumeration over prompts and the learner's answers.
+
+    Args:
+        pairs: The policies.
+        settings: |y| and α; the paper's C knows neither clipping nor that sg(s)^α dampens only.
+
+    Returns:
+        `(N,)` ρ(C, Z), and `(N,)` E[C Z], the inner product of Theorem 4.3.
+    """
+    log_learner = pairs.log_learner(pairs.parameters)
+    probability = log_learner.exp() / log_learner.shape[1]
+    advantages, weight = expected_advantages(log_learner, pairs.log_source, pairs.rewards)
+    mean_feature = torch.einsum("npa,pad->npd", log_learner.exp(), pairs.features)
+    scores = pairs.features - mean_feature[:, :, None]
+    gradients_of_answers = advantages[..., None] * scores
+    mean_gradient = torch.einsum("npa,npad->nd", probability, gradients_of_answers)
+    z = torch.einsum("npad,nd->npa", gradients_of_answers, mean_gradient)
+    c = weight * ((log_learner - pairs.log_source) * ((1 + settings.alpha) / settings.tokens - 1)).exp()
+
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        return (probability * values).sum((-1, -2))
+
+    centred_c, centred_z = (values - mean(values)[:, None, None] for values in (c, z))
+    return mean(centred_c * centred_z) / (mean(centred_c**2) * mean(centred_z**2)).sqrt(), mean(c * z)
 
 
 def separation(score: torch.Tensor, positive: torch.Tensor) -> float:

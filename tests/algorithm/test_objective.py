@@ -41,6 +41,15 @@ def test_log_ratio_by_the_sources_count_and_by_own_counts():
     assert sequence_log_ratio(*sums, normalization="own").tolist() == [0.5]
 
 
+def test_log_ratio_by_bytes():
+    # 18 bytes, and texts of 3 bytes a token in the learner's tokens: (-12 + 10) / (18 / 3) = -1/3. Equal text
+    # likelihood is a ratio of 1 however either side cuts the text.
+    counts = torch.tensor([6, 5]), torch.tensor([4, 9])
+    found = sequence_log_ratio(t(-12.0, -7.5), t(-10.0, -7.5), *counts, "bytes", t(18.0, 21.0) / 3)
+    assert found.tolist() == pytest.approx([-1 / 3, 0.0])
+    assert sequence_log_ratio(t(-7.5), t(-7.5), counts[0][1:], counts[1][1:], "own").tolist() != [0.0]
+
+
 def test_normalizations_agree_on_own_rollouts():
     counts = torch.tensor([4, 7, 1])
     new, old = t(-6.0, -3.5, -2.0), t(-4.0, -7.0, -2.0)
@@ -230,6 +239,9 @@ def test_without_clip_nothing_is_discarded_and_only_unlikely_rollouts_are_damped
 @pytest.mark.parametrize(
     ("delta", "delta_step", "update", "bound"),
     [
+        (0.2, 0.025, 0, 0.8),
+        (0.2, 0.025, 8, 1.0),
+        (0.2, 0.025, 9, 1.0),  # 0.8 + 0.225 would be above the upper bound
         (0.8, 0.025, 0, 0.2),
         (0.8, 0.025, 3, 0.275),
         (0.8, 0.025, 32, 1.0),
@@ -306,6 +318,7 @@ ADVANTAGE = [1.2, -0.7, 0.9, -1.1, 0.4]
 WEIGHT = [1.0, 1.0, 1.5, 0.5, 0.5]
 # The sources' token counts: those of own rollouts are the learner's.
 OLD_COUNTS = [3, 2, 5, 2, 2]
+BYTE_LENGTHS = [2.8, 2.5, 3.5, 1.75, 1.4]
 
 
 def batch_of_five():
@@ -319,6 +332,7 @@ def batch_of_five():
         "weight": t(*WEIGHT),
         "old_logprob_sum": t(*map(sum, OLD_LOGPS)),
         "old_num_tokens": t(*OLD_COUNTS),
+        "byte_length": t(*BYTE_LENGTHS),
         "old_logps": padded(OLD_LOGPS),
         "ref_logps": padded(REFERENCE),
     }
@@ -334,8 +348,13 @@ def surrogate(s, advantage, args):
 
 
 def log_ratio_of(i, logps, args):
-    divisor = OLD_COUNTS[i] if args.ratio_normalization == "source" else len(logps)
-    return sum(logps) / divisor - sum(OLD_LOGPS[i]) / OLD_COUNTS[i]
+    divisors = {
+        "source": (OLD_COUNTS[i], OLD_COUNTS[i]),
+        "own": (len(logps), OLD_COUNTS[i]),
+        "bytes": (BYTE_LENGTHS[i], BYTE_LENGTHS[i]),
+    }
+    now, then = divisors[args.ratio_normalization]
+    return sum(logps) / now - sum(OLD_LOGPS[i]) / then
 
 
 def by_hand(i, logps, args, update, stopped):
@@ -363,13 +382,15 @@ def by_hand(i, logps, args, update, stopped):
 CASES = [
     ({}, 0),
     ({}, 5),
-    ({"delta": 0.2}, 0),
+    ({"delta": 0.8}, 0),
+    ({"delta": 0.8}, 5),
     ({"delta": 0.2, "delta_step": 0.1}, 1),
     ({"delta_step": 0.0}, 7),
     ({"alpha": 0.0}, 0),
     ({"alpha": 3.0}, 0),
     ({"clip_cross": False, "alpha": 0.5}, 3),
     ({"ratio_normalization": "own"}, 0),
+    ({"ratio_normalization": "bytes"}, 0),
     ({"epsilon": 0.3, "epsilon_high": 0.4}, 0),
     ({"beta": 0.3}, 2),
     ({"beta": 0.3, "use_bias_correction_kl": False}, 2),

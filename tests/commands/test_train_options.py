@@ -50,10 +50,10 @@ def error_of(argv, capsys) -> str:
 
 # ---- where settings come from ---------------------------------------------------------------------------------------
 def test_without_a_recipe_it_is_the_embedded_default():
-    script_args, args = parse_arguments(["--delta", "0.2", "--report_to", "none"])
+    script_args, args = parse_arguments(["--delta", "0.4", "--report_to", "none"])
     assert script_args.is_embedded_default and script_args.task == "conv"
     assert [agent.model_name_or_path for agent in args.agents] == ["embedded:qwen3", "embedded:llama"]
-    assert (args.delta, args.max_steps, args.output_dir) == (0.2, 160, "outputs/tiny")
+    assert (args.delta, args.max_steps, args.output_dir) == (0.4, 160, "outputs/tiny")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0", "one process on many GPUs takes one"
 
 
@@ -68,8 +68,8 @@ def test_the_embedded_default_makes_the_same_updates_on_many_processes(monkeypat
 def test_a_recipe_by_name_and_one_of_ones_own(write):
     script_args, args = parse_arguments(["--config=tiny", "--report_to", "none"])
     assert script_args.is_embedded_default and args.max_steps == 160
-    script_args, args = parse_arguments([*write(task="conv", delta=0.3), "--delta", "0.2"])
-    assert not script_args.is_embedded_default and (args.delta, args.max_steps) == (0.2, -1)
+    script_args, args = parse_arguments([*write(task="conv", delta=0.3), "--delta", "0.4"])
+    assert not script_args.is_embedded_default and (args.delta, args.max_steps) == (0.4, -1)
 
 
 def test_agents_on_the_command_line_need_no_recipe(tmp_path):
@@ -94,7 +94,7 @@ def test_values_of_a_recipe_become_what_the_options_are(write):
 def test_numbers_are_numbers_wherever_a_recipe_has_them(write):
     recipe = """
 max_steps: 1e2
-delta: "0.2"
+delta: "0.4"
 weight_decay: 1e-2
 shuffle_dataset: "no"
 run_name: 7
@@ -106,7 +106,7 @@ agents:
   - {name: a, model_name_or_path: "embedded:qwen3", learning_rate: 1e-3, top_k: 2e1, peft_config: {lora_dropout: 5e-2}}
 """
     _, args = parse_arguments(write(recipe))
-    assert (args.max_steps, args.delta, args.weight_decay, args.shuffle_dataset) == (100, 0.2, 0.01, False)
+    assert (args.max_steps, args.delta, args.weight_decay, args.shuffle_dataset) == (100, 0.4, 0.01, False)
     assert args.run_name == "7" and args.reward_weights == [1.0, 0.1, 0.5]
     assert (args.generation_kwargs, args.lr_scheduler_kwargs) == ({"typical_p": 0.9}, {"min_lr": 1e-7})
     (agent,) = args.agents

@@ -172,6 +172,28 @@ def test_correlation_and_its_logged_estimate():
         assert logged == pytest.approx(expected.item(), abs=0.06)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("tokens", "agree"), [(1, (0.28, 0.45)), (8, (0.6, 0.75)), (64, (0.6, 0.75))])
+def test_assumption_d12_makes_the_theorem_immediate_and_its_proxy_is_another_thing(shared, tokens, agree):
+    pairs, settings = gradients.random_pairs(2000, shared), gradients.CrossSettings(tokens, clip=False)
+    rho, inner = gradients.assumption_correlation(pairs, settings)
+    assert (inner[rho > 0] > 0).all() and 0.4 < (rho > 0).double().mean() < 0.6
+    proxy = gradients.confidence_correlation(pairs.log_learner(pairs.parameters), pairs.log_source, pairs.rewards)
+    assert agree[0] < ((proxy > 0) == (rho > 0)).double().mean() < agree[1]
+    if shared:  # where ρ(C, Z) < 0 the gradients mostly agree all the same
+        assert 0.9 < (inner[rho < 0] > 0).double().mean() < 1
+
+
+def test_assumption_d12_is_of_the_gradients_that_the_objective_has():
+    """E[C Z] is the inner product of the exact gradients where nothing is clipped and nothing dampened away: α = 0."""
+    pairs, settings = gradients.random_pairs(50, shared=True), gradients.CrossSettings(8, alpha=0.0, clip=False)
+    _, inner = gradients.assumption_correlation(pairs, settings)
+    own, cross = gradients.gradients(pairs, settings)
+    # These are sums over prompts, of sums over tokens over |y|.
+    scale = (settings.tokens / pairs.rewards.shape[1]) ** 2
+    torch.testing.assert_close(inner, (own * cross).sum(-1) * scale)
+
+
 def test_separation_by_hand():
     # Of the pairs (positive, negative) 3 of 4 are in order: (2, 1), (4, 1), (4, 3), not (2, 3).
     score, positive = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([False, True, False, True])

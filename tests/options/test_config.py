@@ -15,7 +15,7 @@ QWEN = {"name": "qwen", "model_name_or_path": "Qwen/Qwen3-4B-Base"}
 # A value other than the default for each option that only some algorithms read.
 OTHER_VALUES = {
     "alpha": 2.0,
-    "delta": 0.2,
+    "delta": 0.8,
     "delta_step": 0.0,
     "clip_cross": False,
     "capability_window": 3,
@@ -189,7 +189,7 @@ def test_an_option_that_the_algorithm_does_not_read_is_an_error(option, algorith
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"clip_cross": False, "delta": 0.2}, "delta and delta_step have no effect with clip_cross=False"),
+        ({"clip_cross": False, "delta": 0.8}, "delta and delta_step have no effect with clip_cross=False"),
         ({"clip_cross": False, "delta_step": 0.0}, "delta and delta_step have no effect with clip_cross=False"),
         (
             {"advantage_baseline": "own", "capability_weighting": False, "capability_window": 3},
@@ -237,7 +237,7 @@ def test_clip_ranges(settings, expected):
 DEFAULTS = {
     "algorithm": "hacpo",
     "alpha": 1.0,
-    "delta": 0.8,
+    "delta": 0.2,
     "delta_step": 0.025,
     "clip_cross": True,
     "capability_window": 5,
@@ -277,7 +277,7 @@ def test_evaluation_samples_as_often_as_training_unless_told_otherwise():
         ({"minibatch_order": "random"}, "minibatch_order must be one of mixed, self_first"),
         ({"advantage_baseline": "mean"}, "advantage_baseline must be one of capability, own, shrinkage, not 'mean'"),
         ({"cross_advantage": "both"}, "cross_advantage must be one of learner, source"),
-        ({"ratio_normalization": "token"}, "ratio_normalization must be one of source, own"),
+        ({"ratio_normalization": "token"}, "ratio_normalization must be one of source, own, bytes"),
         ({"num_generations": 1}, "num_generations must be at least 2, not 1"),
         ({"num_generations_eval": 0}, "num_generations_eval must be at least 1"),
         ({"prompts_per_step": 0}, "prompts_per_step must be at least 1"),
@@ -311,7 +311,7 @@ def test_to_dict_is_plain_data():
     read = json.loads(json.dumps(config.to_dict()))
     assert read["agents"][0]["name"] == "qwen" and read["agents"][0]["learning_rate"] == 1e-6
     assert read["agents"][0]["peft_config"] == {"r": 8} and read["agents"][0]["top_p"] is None
-    assert read["delta"] == 0.8 and read["reward_weights"] == [1.0, 0.5]
+    assert read["delta"] == 0.2 and read["reward_weights"] == [1.0, 0.5]
     assert json.loads(config.to_json_string())["agents"] == read["agents"]
     # What was written can be read again.
     assert run_config(agents=read["agents"]).agents == config.agents

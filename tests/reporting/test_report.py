@@ -90,9 +90,9 @@ def test_seeds_are_a_mean_with_students_interval(tmp_path):
 def test_ratios_of_one_run_have_their_range_and_the_clip_bounds(tmp_path):
     subplot = panels(str(write_run(tmp_path / "run")))["cross_ratio"].subplots[0]
     assert (subplot.curves[0].low, subplot.curves[0].high) == ([0.1] * 3, [2.5] * 3)
-    # δ = 0.8, δ_step = 0.025, 4 updates a step.
+    # δ = 0.2, δ_step = 0.025, 4 updates a step.
     assert dict(subplot.lines) == pytest.approx(
-        {"upper bound": 1.0, "first lower bound": 0.2, "last lower bound": 0.275}
+        {"upper bound": 1.0, "first lower bound": 0.8, "last lower bound": 0.875}
     )
 
 

@@ -5,13 +5,18 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+import torch
 from real_tokenizers import llama_tokenizer, qwen_tokenizer
 from tiny_agents import run_config, tiny_agent, tiny_policy
 from tokenizers import processors
 
+from hacpo_trl.algorithm.objective import sequence_log_ratio
 from hacpo_trl.generation.backend import completion_of
+from hacpo_trl.learner import add_byte_lengths
+from hacpo_trl.reporting.metrics import Metrics
 from hacpo_trl.rollouts.retokenization import decode_completion, retokenize
 from hacpo_trl.rollouts.rollout import Rollout
+from hacpo_trl.rollouts.rows import learner_row
 
 
 QWEN_END, LLAMA_END = "<|im_end|>", "<|eot_id|>"
@@ -80,6 +85,33 @@ def test_qwen_needs_a_fifth_more_tokens_for_worked_solutions():
         for tokenizer in (qwen_tokenizer(), llama_tokenizer())
     ]
     assert 1.1 < counts[0] / counts[1] < 1.35
+
+
+def test_three_divisors_of_the_sequence_ratio(agents, monkeypatch):
+    """Solutions that both agents find equally likely, at a third of a nat a token of Llama's, read by Qwen."""
+    views = [seen_by(agents["qwen"], written(agents["llama"], text)) for text in SOLUTIONS]
+    rows = [learner_row("qwen", view, 1.0, 1.0, 0, False) for view in views]
+    metrics = Metrics()
+    for module in ("hacpo_trl.learner", "hacpo_trl.reporting.metrics"):
+        monkeypatch.setattr(f"{module}.gather_object", lambda objects: objects)
+    add_byte_lengths("qwen", {"llama": views}, {"llama": rows}, metrics)
+    counts = torch.tensor([len(view.completion_ids) for view in views])
+    old_counts = torch.tensor([row.old_num_tokens for row in rows])
+    lengths = torch.tensor([row.byte_length for row in rows])
+    sums = -old_counts / 3
+    found = {
+        normalization: sequence_log_ratio(sums, sums, counts, old_counts, normalization, lengths).exp()
+        for normalization in ("source", "own", "bytes")
+    }
+    # Qwen counts more tokens, so that its mean is nearer to 0.
+    assert 1.04 < found["own"].mean() < 1.08 and (found["own"] > 1).float().mean() > 0.9
+    assert (found["source"] == 1).all() and (found["bytes"] == 1).all()
+    # On the scale of the learner's tokens, whose total the lengths keep.
+    assert lengths.sum() == pytest.approx(float(counts.sum()), rel=1e-6)
+    num_bytes = sum(len(text.encode()) for text in SOLUTIONS)
+    assert metrics.reduce()["qwen/bytes_per_token"] == pytest.approx(num_bytes / int(counts.sum()))
+    for normalization, ratio in found.items():
+        print(f"\n{normalization}: mean ratio {ratio.mean():.3f}, {(ratio > 1).float().mean():.0%} above 1", end="")
 
 
 @pytest.mark.parametrize(("source", "learner"), [("qwen", "llama"), ("llama", "qwen")])
