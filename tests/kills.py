@@ -94,7 +94,16 @@ def start(
             hacpo(
                 [
                     *("train", "--output_dir", str(folder), "--max_steps", str(updates), "--logging_steps", "1"),
-                    *("--save_strategy", "steps", "--save_steps", str(SAVE_STEPS), "--test_size", "16"),
+                    *(
+                        "--save_strategy",
+                        "steps",
+                        "--save_steps",
+                        str(SAVE_STEPS),
+                        "--save_total_limit",
+                        "3",
+                        "--test_size",
+                        "16",
+                    ),
                     *(["--resume"] if resume else []),
                 ]
             )
@@ -188,8 +197,8 @@ class Kills:
             while was_killed:
                 number += 1
                 run = self.folder / f"run-{rank}-{number}"
-                for checkpoint in range(SAVE_STEPS, WATCHED, SAVE_STEPS):
-                    shutil.copytree(self.whole / f"checkpoint-{checkpoint}", run / f"checkpoint-{checkpoint}")
+                before = f"checkpoint-{WATCHED - SAVE_STEPS}"
+                shutil.copytree(self.whole / before, run / before)
                 was_killed = not wait(self.start(run, True, (rank, number)), 600)
                 if was_killed:
                     self.continued(run, f"process {rank} killed at change {number}")
