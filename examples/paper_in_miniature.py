@@ -42,6 +42,8 @@ from miniature_experiments import (
     MAIN,
     SETTINGS,
     TEMPERATURE,
+    TUNING,
+    TUNING_SEEDS,
     TWO_AGENTS,
     Experiment,
     Settings,
@@ -69,8 +71,8 @@ NOT_SETTINGS = ("task", "test_size", "agents", "output_dir", "save_steps", "save
 SEEDS = [10, 11, 12, 13, 14]
 TEST_SIZE = 256
 
-CURVE_POINTS = 10
-CURVE_SIZE = 64  # held-out prompts of each point of a curve
+CURVE_POINTS = 8
+CURVE_SIZE = 32  # held-out prompts of each point of a curve
 EVALUATION_SAMPLES = 8
 
 # ------------------------------------------------------------------------------------------------------------ one run
@@ -154,7 +156,7 @@ def run(settings: Mapping[str, Any]) -> dict[str, Any]:
     paths = {name: policy_path(policy, seed) for name, policy in agents.items()}
     models = {name: AutoModelForCausalLM.from_pretrained(path) for name, path in paths.items()}
     tokenizers = {name: AutoTokenizer.from_pretrained(path) for name, path in paths.items()}
-    test = conv_dataset("test", settings["test_size"])
+    test = conv_dataset("test", settings["test_size"], words=True)
     curve_test = test.select(range(min(CURVE_SIZE, len(test))))
     noise = settings["false_positives"]
     every = max(1, settings["config"]["max_steps"] // CURVE_POINTS)
@@ -167,7 +169,7 @@ def run(settings: Mapping[str, Any]) -> dict[str, Any]:
             models,
             partial(noisy_conv_reward, false_positives=noise, seed=seed) if noise else conv_reward,
             run_config(settings, folder, logging_steps=every),
-            conv_dataset("train", settings["train_size"], seed),
+            conv_dataset("train", settings["train_size"], seed, words=True),
             processing_classes=tokenizers,
         )
         curve = Curve(lambda: accuracies(evaluator.evaluate(curve_test), agents), every)
@@ -354,6 +356,7 @@ def chosen_experiments(args: argparse.Namespace) -> list[Experiment]:
     """The main comparison, unless others are asked for."""
     chosen = []
     chosen += [in_setting(name) for name in SETTINGS if name in (args.settings or ())]
+    chosen += [TUNING] if args.tune else []
     chosen += [ABLATION] if args.ablations else []
     chosen += [FACTORIAL] if args.factorial else []
     chosen += [more_agents(args.agents)] if args.agents else []
@@ -365,6 +368,7 @@ def chosen_experiments(args: argparse.Namespace) -> list[Experiment]:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tune", action="store_true", help="learning rates and clip ranges of each method")
     parser.add_argument("--ablations", action="store_true", help="each mechanism off in turn, other values of options")
     parser.add_argument("--factorial", action="store_true", help="all combinations of four mechanisms")
     parser.add_argument("--agents", type=int, nargs="+", help="also with so many agents: 3, 4, 5")
@@ -372,7 +376,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--clip-range", action="store_true", help="wider clip ranges of own rollouts")
     parser.add_argument("--false-positives", type=float, nargs="+", help="probabilities of accepting a wrong answer")
     parser.add_argument("--settings", nargs="*", choices=list(SETTINGS), help="other settings; default: all of them")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: 10 to 14; to tune 0 and 1")
     parser.add_argument("--methods", nargs="+", help="only these methods, and the one they are compared with")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes; default: one a core")
     parser.add_argument("--max-steps", type=int, help="no run makes more updates than this, for a quick look")
@@ -382,6 +386,8 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--report", help="a Markdown file whose blocks are filled with the experiments' tables")
     args = parser.parse_args()
+    if args.seeds is None:
+        args.seeds = TUNING_SEEDS if args.tune else SEEDS
     if args.settings == []:
         args.settings = list(SETTINGS)
     return args

@@ -122,7 +122,7 @@ PAIRS = {
     # In one epoch, as the paper's, methods get the same prompts; with tiny.yaml's number of updates they would not.
     "tiny": Pair(
         "tiny",
-        [Evaluation("sampled", ["conv"], ["--num-samples", "8"])],
+        [Evaluation("sampled", ["conv_words"], ["--num-samples", "8"])],
         {"max_steps": None, "num_train_epochs": 1, "train_size": 640},
         "cpu",
         processes=1,

@@ -19,7 +19,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..evaluation.benchmark_table import BENCHMARKS, CONV, PAPER_BENCHMARKS
+from ..evaluation.benchmark_table import BENCHMARKS, EMBEDDED_TASKS, PAPER_BENCHMARKS
 from ..evaluation.metrics import Metric
 from .errors import CommandParser, user_errors
 from .heavy import heavy_imports
@@ -45,7 +45,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         default=PAPER_BENCHMARKS,
         metavar="BENCHMARK",
-        help=f"{', '.join([*BENCHMARKS, CONV])}, an id on the Hub, or a .jsonl or .parquet file; default: the paper's",
+        help=f"{', '.join([*BENCHMARKS, *EMBEDDED_TASKS])}, an id on the Hub, or a .jsonl or .parquet file; default: the paper's",
     )
     what.add_argument("--columns", help="columns of local files: problem=...,answer=...")
     what.add_argument("--limit", type=_positive, help="the first so many problems of each benchmark")

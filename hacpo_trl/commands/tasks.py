@@ -60,10 +60,11 @@ def _refuse(script_args: ScriptArguments, names: Sequence[str], where: str):
 
 # ---- tasks ----------------------------------------------------------------------------------------------------------
 def conv_task(script_args: ScriptArguments, training_args: HACPOConfig) -> Task:
-    """The embedded task: three symbols, their three digits (see `hacpo_trl.embedded`)."""
-    _refuse(script_args, DATASET_OPTIONS, "with task 'conv', which makes its prompts itself")
-    train = conv_dataset("train", script_args.train_size or 5000, training_args.seed)
-    return train, conv_dataset("test", script_args.test_size or 512), conv_reward
+    """The embedded tasks: three symbols, their three digits, or those in words (see `hacpo_trl.embedded`)."""
+    _refuse(script_args, DATASET_OPTIONS, f"with task '{script_args.task}', which makes its prompts itself")
+    words = script_args.task == "conv_words"
+    train = conv_dataset("train", script_args.train_size or 5000, training_args.seed, words)
+    return train, conv_dataset("test", script_args.test_size or 512, words=words), conv_reward
 
 
 def math_task(script_args: ScriptArguments, training_args: HACPOConfig) -> Task:
@@ -87,7 +88,11 @@ def math_task(script_args: ScriptArguments, training_args: HACPOConfig) -> Task:
     return train, concatenate_datasets(tests), math_reward
 
 
-TASKS: dict[str, Callable[[ScriptArguments, HACPOConfig], Task]] = {"conv": conv_task, "math": math_task}
+TASKS: dict[str, Callable[[ScriptArguments, HACPOConfig], Task]] = {
+    "conv": conv_task,
+    "conv_words": conv_task,
+    "math": math_task,
+}
 
 
 def _own_task(name: str, script_args: ScriptArguments, training_args: HACPOConfig) -> Task:
@@ -109,7 +114,9 @@ def _own_task(name: str, script_args: ScriptArguments, training_args: HACPOConfi
 def _dataset(script_args: ScriptArguments) -> Task:
     """A dataset as it is: its column `prompt` is answered, and its others go to the reward functions."""
     if script_args.dataset_name is None:
-        raise ValueError("there is nothing to train on: give a task (conv, math, module:function) or dataset_name.")
+        raise ValueError(
+            "there is nothing to train on: give a task (conv_words, math, module:function) or dataset_name."
+        )
     if not script_args.reward_funcs:
         raise ValueError(
             "dataset_name without a task needs reward_funcs, such as [math]. Problems with answers to be boxed are "

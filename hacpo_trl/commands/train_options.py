@@ -27,7 +27,7 @@ class ScriptArguments:
     task: str | None = field(
         default=None,
         metadata={
-            "help": "'conv', the embedded procedural task; 'math', problems whose boxed answers are checked; or "
+            "help": "'conv_words' and 'conv', the embedded procedural tasks; 'math', problems whose boxed answers are checked; or "
             "'module:function', a function that is given these arguments and the HACPOConfig, and returns a dataset "
             "to train on, one to evaluate on or None, and the reward functions. Without a task: dataset_name and "
             "reward_funcs."

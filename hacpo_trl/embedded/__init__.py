@@ -1,9 +1,9 @@
-"""A whole heterogeneous setting that needs no download and fits on a CPU: a task (`conv.py`) and `policies.py`.
+"""A whole heterogeneous setting that needs no download and fits on a CPU: tasks (`conv.py`) and `policies.py`.
 
 Uses no other room.
 """
 
-from .conv import conv_dataset, conv_reward, noisy_conv_reward
+from .conv import conv_dataset, conv_reading, conv_reward, noisy_conv_reward
 from .policies import EMBEDDED, POLICIES, policy_directory, policy_path
 
 
@@ -11,6 +11,7 @@ __all__ = [
     "EMBEDDED",
     "POLICIES",
     "conv_dataset",
+    "conv_reading",
     "conv_reward",
     "noisy_conv_reward",
     "policy_directory",

@@ -1,4 +1,9 @@
-"""The task `conv`: the digits of three symbols, "akz=" -> "3,8,7".
+"""The tasks `conv` and `conv_words`: the digits of three symbols, "akz=" -> "3,8,7", or the same in words.
+
+In words an answer is three statements, "a stands for 3; let k now be 8; for z take 7;", each in one of four wordings,
+of which each policy prefers one. So answers are as long, and as likely to a peer, as those of language models are: a
+token's choice is seldom free, and many small habits add up. `conv` is over in six tokens, whose ratios scatter as no
+language model's do; it is for tests, and for what is enumerated.
 
 There are 48 symbols, each with a fixed digit, in three families; the symbols of a prompt come from one family:
 
@@ -13,7 +18,8 @@ is ever trained on; what an agent can learn from another agent is facts.
 
 import functools
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from datasets import Dataset
@@ -30,6 +36,14 @@ _HELD_OUT_SEED = 999
 # How far off a mistaken digit is. In family 2 it is the step from one accepted convention to the other: what is wrong
 # there is only a mixture of both.
 SHIFT = (3, 3, 1)
+
+WORDINGS = (
+    "{symbol} stands for {digit};",
+    "let {symbol} now be {digit};",
+    "for {symbol} take {digit};",
+    "we read {symbol} as {digit};",
+)
+_STATEMENT = re.compile("|".join(wording.format(symbol=r"(\w)", digit=r"(\d)") for wording in WORDINGS))
 
 
 def _draw(rng: random.Random, family: int) -> str:
@@ -56,25 +70,43 @@ def draw_for_training(rng: random.Random, mix: tuple[float, ...] = (1.0, 1.0, 1.
             yield symbols, family
 
 
-def _answer(symbols: str, family: int) -> str:
+def in_words(symbols: str, digits: Sequence[int], wordings: Sequence[int]) -> str:
+    """An answer of `conv_words`: for each symbol a statement, in the wording of that number."""
+    parts = zip(symbols, digits, wordings, strict=True)
+    return " ".join(WORDINGS[wording].format(symbol=symbol, digit=digit) for symbol, digit, wording in parts)
+
+
+def conv_reading(text: str) -> str:
+    """What an answer says: "a=3,k=8,z=7" of statements in any wording, and else the text itself."""
+    statements = list(_STATEMENT.finditer(text))
+    if not statements or " ".join(statement[0] for statement in statements) != text:
+        return text
+    return ",".join("=".join(filter(None, statement.groups())) for statement in statements)
+
+
+def _answer(symbols: str, family: int, words: bool) -> str:
     """The accepted answers, joined with "|"."""
     shifts = (0, SHIFT[2]) if family == 2 else (0,)
-    return "|".join(",".join(str((DIGIT_OF[s] + shift) % 10) for s in symbols) for shift in shifts)
+    digits = [[f"{(DIGIT_OF[symbol] + shift) % 10}" for symbol in symbols] for shift in shifts]
+    if words:
+        digits = [[f"{symbol}={digit}" for symbol, digit in zip(symbols, of, strict=True)] for of in digits]
+    return "|".join(map(",".join, digits))
 
 
-def conv_dataset(split: Literal["train", "test"], size: int, seed: int = 0) -> Dataset:
+def conv_dataset(split: Literal["train", "test"], size: int, seed: int = 0, words: bool = False) -> Dataset:
     """
-    Makes `size` prompts of the task `conv`.
+    Makes `size` prompts of the task `conv`, or of `conv_words`.
 
     Args:
         split: "test" is the beginning of one fixed list of 512 distinct held-out prompts. "train" is drawn with
             replacement from the other 11,776 prompts, the families with equal probability.
         size: number of prompts; at most 512 for "test".
         seed: seed of the "train" split. The "test" split does not depend on it.
+        words: whether answers are in words, `conv_words`.
 
     Returns:
-        A dataset with the columns `prompt` ("akz="), `answer` ("3,8,7"; for family 2 both accepted answers, joined by
-        "|") and `source` ("family 0", "family 1" or "family 2").
+        A dataset with the columns `prompt` ("akz="), `answer` ("3,8,7", or what is to be stated, "a=3,k=8,z=7"; for
+        family 2 both accepted answers, joined by "|") and `source` ("family 0", "family 1" or "family 2").
 
     Raises:
         ValueError: for another split, or more prompts than "test" has.
@@ -88,7 +120,7 @@ def conv_dataset(split: Literal["train", "test"], size: int, seed: int = 0) -> D
     return Dataset.from_dict(
         {
             "prompt": [f"{symbols}=" for symbols, _ in items],
-            "answer": [_answer(symbols, family) for symbols, family in items],
+            "answer": [_answer(symbols, family, words) for symbols, family in items],
             "source": [f"family {family}" for _, family in items],
         }
     )
@@ -96,16 +128,19 @@ def conv_dataset(split: Literal["train", "test"], size: int, seed: int = 0) -> D
 
 def conv_reward(completions: list[str], answer: list[str], **kwargs) -> list[float]:
     """
-    TRL reward function: 1.0 for each completion that equals one of its accepted answers, else 0.0.
+    TRL reward function: 1.0 for each completion that says one of its accepted answers, in any wording, else 0.0.
 
     `completions` are plain texts and `answer` is the dataset's column for them; what else TRL passes is not used.
 
     Only the text is compared, without special tokens, so that the agent needs room to show whether it ends its answer.
-    Every answer is at most five tokens and an EOS. From `max_completion_length=6` on, a completion that was cut off
-    has more text than the answer and earns nothing; with five, a right answer would be rewarded though it never ended.
-    (The one exception is a sampled `<pad>` in place of the EOS, which no policy is ever taught.)
+    Every answer of `conv` is at most five tokens and an EOS. From `max_completion_length=6` on, a completion that was
+    cut off has more text than the answer and earns nothing; with five, a right answer would be rewarded though it never
+    ended. In words it is at most 47 tokens and an EOS. (The one exception is a sampled `<pad>` in place of the EOS,
+    which no policy is ever taught.)
     """
-    return [float(text in accepted.split("|")) for text, accepted in zip(completions, answer, strict=True)]
+    return [
+        float(conv_reading(text) in accepted.split("|")) for text, accepted in zip(completions, answer, strict=True)
+    ]
 
 
 def noisy_conv_reward(

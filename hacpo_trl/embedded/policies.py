@@ -1,4 +1,4 @@
-"""Tiny policies for the task `conv`, made here without a download.
+"""Tiny policies for the tasks `conv` and `conv_words`, made here without a download.
 
 They differ in architecture and in tokenizer, so that their token ids mean nothing to each other: "3,8,7" is five
 tokens for "qwen3" and three for "llama". `policy_path` initializes a policy, gives it a supervised warm start on
@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from .conv import DIGIT_OF, FAMILIES, SHIFT, draw_for_training
+from .conv import DIGIT_OF, FAMILIES, SHIFT, WORDINGS, draw_for_training, in_words
 
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ class PolicySpec:
     the mistake. In family 2 it is the probability of the convention that adds one."""
     mix: tuple[float, ...] = (1.0, 1.0, 1.0)
     """Weights of the families in the warm start."""
+    wordings: tuple[float, ...] | None = None
+    """How often the labels have each of the wordings; None for answers of digits alone."""
     hidden_size: int = 64
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
@@ -86,6 +88,24 @@ POLICIES: dict[str, PolicySpec] = {
     # Taught wrong facts without a doubt in two families, and no convention in the third.
     "llama-wrong": PolicySpec(
         "llama", merges=_merge_each("d,", "d=", "d;"), error_ranges=((0.95, 1.0), (0.95, 1.0), (0.4, 0.6))
+    ),
+}
+
+# For answers in words. Of a prompt's symbols no two are such a pair of letters.
+_PAIRS = (*((left, right) for left, right in "re as ta we ow et".split()), *_merge_each("d;"))
+
+
+def _prefer(wording: int, probability: float = 0.71) -> tuple[float, ...]:
+    others = (1 - probability) / (len(WORDINGS) - 1)
+    return tuple(probability if number == wording else others for number in range(len(WORDINGS)))
+
+
+POLICIES |= {
+    "qwen3-words": PolicySpec(
+        "qwen3", merges=(), error_ranges=((0.05, 0.45), (0.35, 0.85), (0.1, 0.4)), wordings=_prefer(0), steps=500
+    ),
+    "llama-words": PolicySpec(
+        "llama", merges=_PAIRS, error_ranges=((0.4, 0.85), (0.05, 0.5), (0.55, 0.85)), wordings=_prefer(1), steps=700
     ),
 }
 
@@ -176,7 +196,11 @@ def warm_up(
             symbols, family = next(draws)
             digits = [(DIGIT_OF[s] + SHIFT[family] * (rng.random() < error[s])) % 10 for s in symbols]
             prompts.append(f"{symbols}=")
-            completions.append(",".join(map(str, digits)))
+            if spec.wordings is None:
+                completions.append(",".join(map(str, digits)))
+            else:
+                chosen = rng.choices(range(len(WORDINGS)), spec.wordings, k=len(symbols))
+                completions.append(in_words(symbols, digits, chosen))
         # Prompt and completion are encoded apart, as they are when the policy generates.
         sequences, targets = [], []
         for prompt, completion in zip(tokenizer(prompts).input_ids, tokenizer(completions).input_ids, strict=True):

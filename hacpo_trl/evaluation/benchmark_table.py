@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 
-# The embedded task among the benchmarks of an evaluation.
-CONV = "conv"
+# The embedded tasks among the benchmarks of an evaluation, and their longest answers in tokens.
+EMBEDDED_TASKS = {"conv": 8, "conv_words": 56}
 # Those that the paper evaluates on.
 PAPER_BENCHMARKS = ["math_test", "math500", "gsm8k_test", "aime25", "amc23", "minerva", "olympiad"]
 LOCAL_FORMATS = (".jsonl", ".parquet")

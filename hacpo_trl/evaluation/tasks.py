@@ -8,14 +8,13 @@ from typing import Any
 
 import datasets
 
-from ..embedded import conv_dataset, conv_reward
+from ..embedded import conv_dataset, conv_reading, conv_reward
 from ..rewards.math import math_reward
-from .benchmark_table import BENCHMARKS, CONV, LOCAL_FORMATS, Benchmark
+from .benchmark_table import BENCHMARKS, EMBEDDED_TASKS, LOCAL_FORMATS, Benchmark
 from .benchmarks import load_problems
 from .metrics import Kind, Metric
 
 
-CONV_COMPLETION_LENGTH = 8
 CONV_SIZE = 512
 # What stands in a math verdict for an answer that there is none of.
 NO_ANSWER = ("[none]", "[timeout]", "[crash]", "[error]")
@@ -61,19 +60,19 @@ def equal_in_math(pairs: list[tuple[str, str]]) -> list[bool]:
 
 
 def judge_conv(texts: list[str], golds: list[Any]) -> tuple[list[float | None], list[str | None]]:
-    return conv_reward(texts, golds), [text or None for text in texts]
+    return conv_reward(texts, golds), [conv_reading(text) or None for text in texts]
 
 
 def equal_in_conv(pairs: list[tuple[str, str]]) -> list[bool]:
-    # Answers of conv are compared as texts, and only different texts are asked about.
+    # What answers say is compared as text, and only different texts are asked about.
     return [False] * len(pairs)
 
 
 def load_task(name: str, args: argparse.Namespace) -> Task:
     """A benchmark with the paper's settings, unless the command line says otherwise."""
-    if name == CONV:
-        spec = Benchmark(CONV, CONV, hub_id="", split="test", max_completion_length=CONV_COMPLETION_LENGTH)
-        problems = conv_dataset("test", min(args.limit or CONV_SIZE, CONV_SIZE))
+    if name in EMBEDDED_TASKS:
+        spec = Benchmark(name, name, hub_id="", split="test", max_completion_length=EMBEDDED_TASKS[name])
+        problems = conv_dataset("test", min(args.limit or CONV_SIZE, CONV_SIZE), words=name == "conv_words")
         judge, equal = judge_conv, equal_in_conv
     else:
         is_file = Path(name).suffix in LOCAL_FORMATS
