@@ -1,35 +1,47 @@
 r"""Verdict on one mathematical answer: find it in a completion, normalise it, compare it with the gold answer.
 
-math-verify and its parser turn LaTeX into SymPy and compare relations, sets and matrices. Around them, this module
-decides what they leave open or get wrong:
+math-verify, and SymPy beneath it, decide whether two values are equal. In front of them stands a normalization, rule
+by rule below; behind them nothing accepts what they reject, but some things reject what they accept (`_vetoed`).
 
-1. *Which text is the answer*: the last `\boxed{...}`. A box that is never closed is an unfinished answer, not a
-   shorter one (`\boxed{4` may be the start of `\boxed{42}`).
-2. *Units* are ignored where they are recognisable as units: in `\text{...}`, as words, or as a degree sign. The
-   problem names the unit. A single letter is a unit only where the gold is a plain number, so `6m` is not `6`.
-3. *Percent*: 50% equals 0.5, and also the bare number 50, because "what percent" is answered either way. 0.5 and 50
+1. *Which text is the answer*: the content of the only `\boxed{...}`. Boxes side by side, `\boxed{1}` and `\boxed{2}`,
+   are one answer, the list `1,2`; boxes that say different things are none, for a guess must not be free. A box that
+   is never closed is an unfinished answer, not a shorter one (`\boxed{4` may be the start of `\boxed{42}`). What is
+   thought, in `<think>` tags, is no answer, whether the tag was closed or not.
+2. *Typesetting*: spacing, sizes, `\dfrac`, Unicode signs and full-width characters; a font around a number is
+   dropped, `\mathbf{42}`.
+3. *Units* are dropped where they are recognisable as units: words in `\text{...}` or from a list, or a degree sign.
+   The problem names the unit. A single letter is a unit only where the gold is a plain number, so `6m` is not `6`.
+   Words that change the value (`or`, `not`, `dozen`) stay; `million` and the like are powers of ten. Behind a
+   trigonometric function a degree is π/180.
+4. *Percent*: 50% equals 0.5, and also the bare number 50, because "what percent" is answered either way. 0.5 and 50
    remain different.
-4. *Numbers* are compared to six significant digits when one of the two is a decimal, exactly otherwise. Six decimals,
-   math-verify's rule, would make 1e-9 equal to 2e-9.
-5. *Structure*: a list or set has no order, a tuple has one, and brackets must agree: `(1,2)` is not `[1,2]`.
-   A tuple may be written without its parentheses.
-6. *Expressions with variables* are compared at fixed positive points, which is faster than simplification and gives
-   the same verdict on every run. Upper and lower case are different variables.
+5. *Numbers* are compared to six significant digits when one of the two is a decimal, exactly otherwise. Six decimals,
+   math-verify's default, would make 1e-9 equal to 2e-9.
+6. *Names*: `x = 5` is 5 where the left side is a bare name. Of a longer chain the last member is the answer only if
+   all members are equal: `0 = 5` and `2x = 7` are no values.
+7. *Structure*: a list or set has no order, a tuple has one, and brackets must agree: `(1,2)` is not `[1,2]`. A tuple
+   may be written without its parentheses. Each element is compared by itself.
+8. *Text*: words are compared as words, without case. A choice with its value, `\textbf{(D)} 12`, is either, and may
+   not contradict itself.
+9. *Variables* are what they are called: upper and lower case differ. A lone `i` is the imaginary unit.
 
 The worker processes load this file by path: it imports neither the package nor torch.
 """
 
 import logging
+import math
+import random
 import re
 import unicodedata
 from functools import lru_cache
+from itertools import pairwise
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from latex2sympy2_extended.logic import And
 from math_verify import verify
-from math_verify.grader import should_treat_as_complex
-from math_verify.parser import get_last_eq
+from sympy.core.relational import Relational
 
 
 # math-verify warns that its own time limit is off. The limit is kept by the process pool instead.
@@ -43,6 +55,8 @@ MAX_TEXT_WORDS = 5
 # Half a unit in the sixth significant digit.
 RELATIVE_TOLERANCE = 5e-6
 INTEGER_TOLERANCE = 1e-6
+# Points at which variables are sampled, to reject: of both signs, and in no progression.
+SAMPLES = 8
 # A collection with more elements than this equals only the same text: matching is quadratic.
 MAX_ELEMENTS = 64
 
@@ -67,14 +81,33 @@ _TEXT = re.compile(_TEXT_COMMAND + r"\{([^{}]*)\}")
 _JOINING_TEXT = re.compile(
     r",?\s*(?:" + _TEXT_COMMAND + r"\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))"
 )
-_UNIT_TEXT = re.compile(r"(?<=[\d}).%a-zA-Z\s])\s*" + _TEXT_COMMAND + r"\{[^{}]*\}\s*(?:\^\{?-?\d\}?)?\s*\.?$")
+_FONT = re.compile(_TEXT_COMMAND + r"\{\s*([-+]?[\d.,/\s]*\d[\d.,/\s]*)\}")
+_UNIT_TEXT = re.compile(r"(?<=[\d}).%a-zA-Z\s])\s*" + _TEXT_COMMAND + r"\{([^{}]*)\}\s*(?:\^\{?-?\d\}?)?\s*\.?$")
+# In the place of a unit these change the value, or leave it open.
+_NO_UNITS = re.compile(
+    r"\d|\b(?:or|and|not|no|none|but|if|unless|except|than|is|are|was|mod|base|times|plus|minus|over|about|"
+    r"squared?|cubed?|roots?|factorial|half|halves|thirds?|quarters?|twice|double|dozens?|scores?|hundreds?|"
+    r"thousands?|millions?|billions?|trillions?|wrong|false|undefined|infinit\w*|maybe|perhaps|[a-zA-Z])\b",
+    re.IGNORECASE,
+)
+_POWERS_OF_TEN = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_POWER_WORD = re.compile(
+    rf"(?<=\d)\s*(?:{_TEXT_COMMAND}\{{\s*({'|'.join(_POWERS_OF_TEN)})\b([^{{}}]*)\}}|({'|'.join(_POWERS_OF_TEN)})\b)",
+    re.IGNORECASE,
+)
 _DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?(?:\s*[CF]\b)?|\\degree\b")
+_TRIGONOMETRIC = re.compile(r"(?<!arc)(?:\\|\b)(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_NUMBER_OF_DEGREES = re.compile(r"(\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\})\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree\b)")
+_IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|\\imath")
+_CHOICE = re.compile(r"\(([A-Z])\)\s*(\S.*)")
+_THINKING = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
+_BETWEEN_BOXES = re.compile(r"[\s$.,;:&*_]*(?:\\?(?:and|text\{\s*and\s*\}|quad|qquad|\(|\)))?[\s$.,;:&*_]*")
 _UNIT_WORDS = (
     r"degrees?|radians?|rad|percent(?:age points?)?|dollars?|cents?|USD|euros?|pounds?|rupees?|yuan|"
     r"(?:square|sq\.?|cubic|cu\.?)?\s*(?:(?:kilo|centi|milli|nano|micro)?(?:met(?:er|re)s?|grams?|lit(?:er|re)s?)|"
     r"inch(?:es)?|foot|feet|ft|yards?|miles?|units?|[kcmn]m|kg|mg|ml|mL)|"
     r"mph|kmph|km/h|m/s(?:\^\{?2\}?)?|seconds?|secs?|minutes?|mins?|hours?|hrs?|days?|weeks?|months?|years?|"
-    r"people|persons?|students?|children|ways|apples?|times|points?|[KMGT]?Hz|[kM]?eV|[kM]?Pa|Joules?|Newtons?|Watts?"
+    r"people|persons?|students?|children|ways|apples?|points?|[KMGT]?Hz|[kM]?eV|[kM]?Pa|Joules?|Newtons?|Watts?"
 )
 _UNIT_AFTER_NUMBER = re.compile(rf"(?<=[\d}})])\s*(?:{_UNIT_WORDS})(?:\s*\^\s*\{{?[23]\}}?)?\s*$", re.IGNORECASE)
 _LETTER_UNIT = re.compile(r"^(-?[\d.,]+(?:\s*\\(?:times|cdot)\s*10\^\{?-?\d+\}?)?)\s*[mgsLlNJWVAKh](?:\^\{?[23]\}?)?$")
@@ -85,9 +118,13 @@ _TRAILING_POINT_NUMBER = re.compile(r"(?<![\d.])(\d+)\.(?!\d)")
 _THOUSANDS = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+)(\.\d+)?")
 _SPACED_THOUSANDS = re.compile(r"([+-]?)(\d{1,3}(?: \d{3})+)(\.\d+)?")
 _BASE = re.compile(r"([0-9A-F]*[0-9][0-9A-F]*)_\{?(\d+)\}?")
-_ASSIGNMENT = re.compile(
-    r"^((?:[a-zA-Z]|\\(?!frac|sqrt)[a-zA-Z]+)[^=<>+*/^\-]*|\([a-zA-Z]\w*(?:,[a-zA-Z]\w*)*\))=(?!=)"
+# What is a bare name left of an equals sign: a variable, a function of something, a figure's points, a word.
+_NAME = re.compile(
+    r"(?:(?:[a-zA-Z]|[A-Z]{2,4}|[A-Z]?[a-z]{4,}|\\(?!frac|sqrt|sin|cos|tan|log|ln|binom|pi(?![a-zA-Z]))[a-zA-Z]+"
+    r"(?:\{[^{}]*\})?)(?:_(?:\w|\{[^{}]*\}))?'*(?:\([^()=]*\))?|\([a-zA-Z]\w*(?:,[a-zA-Z]\w*)*\)|\[[A-Z]+\])"
 )
+_EQUALS = re.compile(r"(?<![\\<>!=])=(?!=)")
+_RELATION = re.compile(r"[<>=]|\\(?:le|ge|leq|geq|ne|neq|lt|gt|leqslant|geqslant|in)(?![a-zA-Z])")
 _MEMBERSHIP = re.compile(r"^[a-zA-Z]\s*\\in(?![a-zA-Z])")
 # What the LaTeX grammar cannot read: commands in subscripts, a subscript on Euler's e, NumPy's names of functions.
 _SUBSCRIPT_COMMAND = re.compile(r"_(?:\{\s*\\([a-zA-Z]+)\s*\}|\\([a-zA-Z]+))")
@@ -99,31 +136,72 @@ _INLINE_MATH = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?|-?\.\d+")
 
 
+def _boxes(text: str) -> list[tuple[int, int, str | None]]:
+    r"""Where each outermost `\boxed{...}` begins and ends, and its content; None if it is not closed."""
+    found: list[tuple[int, int, str | None]] = []
+    for box in _BOX.finditer(text):
+        start = box.end()
+        if found and box.start() < found[-1][1]:
+            continue
+        if start == len(text):
+            found.append((box.start(), start, None))
+        elif text[start] != "{":
+            found.append((box.start(), start + 1, text[start]))
+        else:
+            end = _closing_brace(text, start)
+            content = None if end is None else _innermost(text[start + 1 : end])
+            found.append((box.start(), len(text) if end is None else end + 1, content))
+    return found
+
+
+def _innermost(content: str) -> str:
+    """The content of boxes that hold nothing but one another."""
+    nested = re.match(rf"(?:{_BOX.pattern}\{{)+", content)
+    if nested is None:
+        return content
+    depth = nested[0].count("{")
+    inner = content[nested.end() : len(content) - depth]
+    return inner if content.endswith("}" * depth) and _balanced(inner) else content
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    depth = 0
+    # An escaped brace is part of the answer, as in \{1,2\}.
+    for token in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+        depth += (token[0] == "{") - (token[0] == "}")
+        if depth == 0 and token[0] == "}":
+            return start + token.start()
+    return None
+
+
 def last_boxed(text: str) -> str | None:
     r"""Content of the last `\boxed{...}` (or `\fbox{...}`, or `\boxed 5`).
 
     Returns:
         The content without the braces; `None` when there is no box, or when the last one is not closed.
     """
-    boxes = list(_BOX.finditer(text))
-    if not boxes or boxes[-1].end() == len(text):
+    boxes = _boxes(text)
+    return boxes[-1][2] if boxes else None
+
+
+def boxed_answer(text: str) -> str | None:
+    """The answer that a completion's boxes give, thoughts aside.
+
+    Returns:
+        The content of the only box, of several that say the same, or the list of those side by side; `None` when there
+        is none, when one is not closed, or when they say different things.
+    """
+    text = _THINKING.sub("", text.rpartition("</think>")[2])
+    boxes = _boxes(text)
+    if not boxes or any(content is None for _, _, content in boxes):
         return None
-    start = boxes[-1].end()
-    if text[start] != "{":
-        return text[start]
-    depth, position = 0, start
-    while position < len(text):
-        character = text[position]
-        if character == "\\":
-            position += 1  # an escaped brace is part of the answer, as in \{1,2\}
-        elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start + 1 : position]
-        position += 1
-    return None
+    answers = [boxes[0][2]]
+    for (_, before, _), (after, _, content) in pairwise(boxes):
+        if _BETWEEN_BOXES.fullmatch(text, before, after):
+            answers[-1] += f", {content}"
+        else:
+            answers.append(content)
+    return answers[-1] if len({_squeeze(normalize(answer)) for answer in answers}) == 1 else None
 
 
 def final_answer(text: str) -> str | None:
@@ -132,8 +210,9 @@ def final_answer(text: str) -> str | None:
     Returns:
         The text of the answer; `None` when there is neither, or when the last box is not closed.
     """
+    text = _THINKING.sub("", text.rpartition("</think>")[2])
     if _BOX.search(text):
-        return last_boxed(text)
+        return boxed_answer(text)
     *_, tail = _FINAL_ANSWER.split(text)
     tail = tail[-MAX_ANSWER_CHARS:]
     formulas = [next(group for group in match.groups() if group) for match in _INLINE_MATH.finditer(tail)]
@@ -178,6 +257,8 @@ def normalize(text: str) -> str:
     text = "".join(
         character for character in text if unicodedata.category(character) not in ("Cf", "Cc") or character in "\n\t"
     )
+    # Full-width characters are those of ASCII, in another place.
+    text = "".join(chr(ord(c) - 0xFEE0) if 0xFF01 <= ord(c) <= 0xFF5E else c for c in text)
     text = _UNICODE_ROOT.sub(r"\\sqrt{\1}", text)
     text = "".join(_UNICODE.get(character, character) for character in text)
     text = re.sub(r"(?<!\\)\\!\s*", "", text).replace("{,}", ",")
@@ -187,16 +268,28 @@ def normalize(text: str) -> str:
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
     text = re.sub(r"\\(?:lbrace|rbrace)(?![a-zA-Z])", lambda match: r"\{" if "lb" in match[0] else r"\}", text)
     text = re.sub(r"\*\*(?=\D|$)", "", text) if text.strip().startswith("**") else text.replace("**", "^")
+    text = re.sub(r"\\varnothing(?![a-zA-Z])", r"\\emptyset", text)
+    text = _FONT.sub(lambda match: match[1].strip(), text)
     text = _JOINING_TEXT.sub(",", text)
     text = text.strip().rstrip(".,;: ").strip()
+    text = r"\emptyset" if text in ("{}", r"\{\}", r"\{ \}") else text
+    text = _POWER_WORD.sub(_power_of_ten, text)
+    if _TRIGONOMETRIC.search(text):
+        text = _NUMBER_OF_DEGREES.sub(r"(\1\\cdot\\frac{\\pi}{180})", text)
     text = _DEGREES.sub("", text)
-    unitless = _UNIT_TEXT.sub("", text).strip()
-    if re.search(r"[\d}]|[a-zA-Z]", unitless):
-        text = unitless
+    unit = _UNIT_TEXT.search(text)
+    if unit and not _NO_UNITS.search(unit[1]) and re.search(r"[\d}]|[a-zA-Z]", text[: unit.start()]):
+        text = text[: unit.start()].strip()
     text = _UNIT_AFTER_NUMBER.sub(lambda match: r"\%" if "ercent" in match[0] else "", text)
     text = _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", text)
     text = _TRAILING_POINT_NUMBER.sub(r"\1.0", text)
     return re.sub(r"\s+", " ", text).strip()
+
+
+def _power_of_ten(match: re.Match) -> str:
+    exponent = _POWERS_OF_TEN[(match[1] or match[3]).lower()]
+    rest = rf"\text{{{match[2]}}}" if match[2] and match[2].strip() else ""
+    return rf" \times 10^{{{exponent}}}{rest}"
 
 
 def judge(item: tuple) -> tuple[float | None, str, str]:
@@ -214,7 +307,7 @@ def judge(item: tuple) -> tuple[float | None, str, str]:
     readable = [gold for gold in map(gold_answer, golds) if gold is not None]
     if not readable:
         return None, "", ""
-    found = last_boxed(completion) if strict_boxed else final_answer(completion)
+    found = boxed_answer(completion) if strict_boxed else final_answer(completion)
     answer = normalize(found) if found is not None and len(found) <= MAX_ANSWER_CHARS else ""
     shown = " | ".join(readable)
     if not answer:
@@ -233,6 +326,12 @@ def equivalent(gold: str, answer: str) -> bool:
         return True
     if not _balanced(answer):
         return False
+    gold_choice, answer_choice = _choice(gold), _choice(answer)
+    if gold_choice and answer_choice:
+        return gold_choice[0] == answer_choice[0] and equivalent(gold_choice[1], answer_choice[1])
+    if gold_choice or answer_choice:
+        golds, answers = gold_choice or (gold,), answer_choice or (answer,)
+        return any(equivalent(g, a) for g in golds for a in answers)
     return any(_equal(g, a) for g in _readings(gold) for a in _readings(answer))
 
 
@@ -346,21 +445,36 @@ def _match_without_order(golds: list[str], answers: list[str]) -> bool:
     return True
 
 
+def _named(text: str) -> tuple[str | None, str]:
+    """The name that an answer gives, if it does, and its value (rule 6); an equation that has no value stays whole."""
+    members = _EQUALS.split(text)
+    if len(members) == 1 or len(_split(text)) > 1:
+        return None, text
+    name = _squeeze(members[0]) if _NAME.fullmatch(_squeeze(members[0])) else None
+    *others, value = [member.strip() for member in (members if name is None else members[1:])]
+    if not value or not all(other and _equal(value, other) for other in others):
+        return None, text
+    return name, value
+
+
 def _without_names(gold: str, answer: str) -> tuple[str, str]:
     r"""Drop `x =`, `f(x) =`, `(x, y) =` and `x \in` where the name says nothing (in one of the two, or the same)."""
     gold, answer = _MEMBERSHIP.sub("", gold).strip(), _MEMBERSHIP.sub("", answer).strip()
-    if len(_split(gold)) > 1 or len(_split(answer)) > 1:
-        # The names of a list belong to its elements.
+    (gold_name, gold_value), (answer_name, answer_value) = _named(gold), _named(answer)
+    if gold_name is not None and answer_name not in (None, gold_name):
         return gold, answer
-    gold_name, answer_name = _ASSIGNMENT.match(_squeeze(gold)), _ASSIGNMENT.match(_squeeze(answer))
-    same_name = gold_name and answer_name and gold_name[1] == answer_name[1]
-    if gold_name and (same_name or "=" not in answer):
-        gold = gold.split("=")[-1]
-    elif gold_name or "=" in gold:
+    # Of an equation without a name both sides belong together.
+    if _EQUALS.search(answer_value) and not _EQUALS.search(gold_value):
         return gold, answer
-    if answer_name:
-        answer = answer.split("=")[-1]
-    return gold.strip(), answer.strip()
+    if _EQUALS.search(gold_value) and answer_name is not None:
+        return gold, answer
+    return gold_value, answer_value
+
+
+def _choice(text: str) -> tuple[str, str] | None:
+    r"""Label and value of a choice that has both, `\textbf{(D)} 12`."""
+    match = _CHOICE.fullmatch(_TEXT.sub(r"\1", text).strip())
+    return (match[1], match[2]) if match else None
 
 
 def _as_text(text: str) -> str | None:
@@ -423,7 +537,7 @@ def _elements_parse(text: str) -> bool:
         return bool(structure[1]) and all(_as_text(e) is not None or _elements_parse(e) for e in structure[1])
     if structure is not None:
         return all(_elements_parse(element) for element in structure[1])
-    return _parse(text) is not None or _BASE.fullmatch(_squeeze(text)) is not None
+    return _parse(_percent(text) or text) is not None or _BASE.fullmatch(_squeeze(text)) is not None
 
 
 @lru_cache(maxsize=1024)  # a group's completions have one gold, and often one answer
@@ -434,35 +548,62 @@ def _parse(text: str):
     latex = _MODULE_FUNCTION.sub(r"\\\1", _readings(text)[0]).replace(r"\hbar", "h_{bar}")
     latex = _SUBSCRIPTED_E.sub(r"\\mathrm{\1}_", _SUBSCRIPT_COMMAND.sub(r"_{\1\2}", latex))
     latex = normalize_latex(latex, _NORMALIZATION)
-    # Of a chain of equations the last member is the answer.
-    for candidate in dict.fromkeys((latex, get_last_eq(latex))):
-        try:
-            return latex2sympy(
-                candidate,
-                is_real=not should_treat_as_complex(candidate),
-                convert_degrees=False,
-                normalization_config=None,
-                conversion_config=_CONVERSION,
-            )
-        except Exception:  # the parser raises whatever its grammar or SymPy runs into
-            continue
-    return None
+    # `1 > x > 0` is `0 < x < 1`.
+    if re.fullmatch(r"[^<>=]+(?:>[^<>=]+){2,}", latex):
+        latex = "<".join(reversed(latex.split(">")))
+    imaginary = _IMAGINARY.search(latex) is not None
+    try:
+        value = latex2sympy(
+            latex,
+            is_real=not imaginary,
+            convert_degrees=False,
+            normalization_config=None,
+            conversion_config=_CONVERSION,
+        )
+        if imaginary and isinstance(value, sympy.Expr):
+            value = value.xreplace({symbol: sympy.I for symbol in value.free_symbols if symbol.name == "i"})
+        return value
+    except Exception:  # the parser raises whatever its grammar or SymPy runs into
+        return None
+
+
+def _equal_parsed(gold, answer) -> bool:
+    """Equal as math-verify sees it, and nothing speaks against it."""
+    if gold is None or answer is None:
+        return False
+    return _verify(gold, answer) and not _vetoed(gold, answer)
 
 
 def _verify(gold, answer) -> bool:
     if gold is None or answer is None:
         return False
-    return verify(gold, answer, allow_set_relation_comp=True, timeout_seconds=None)
+    rounding = _decimals(gold) if gold.has(sympy.Float) or answer.has(sympy.Float) else 6
+    return verify(gold, answer, float_rounding=rounding, allow_set_relation_comp=True, timeout_seconds=None)
 
 
-def _equal_parsed(gold, answer) -> bool:
-    if gold is None or answer is None:
+def _decimals(gold) -> int:
+    """The decimal place of a number's sixth significant digit; the sixth one of what is no number."""
+    value = None if gold.free_symbols or not isinstance(gold, sympy.Expr) else _evaluate(gold)
+    return 6 if not value else 5 - math.floor(math.log10(abs(value)))
+
+
+def _vetoed(gold, answer) -> bool:
+    """What math-verify accepts and is wrong all the same."""
+    if (
+        _is_relation(gold) != _is_relation(answer)
+        and not isinstance(gold, sympy.Set)
+        and not isinstance(answer, sympy.Set)
+    ):
+        return True
+    if not isinstance(gold, sympy.Expr) or not isinstance(answer, sympy.Expr):
         return False
-    if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
-        decided = _equal_numbers(gold, answer) if not gold.free_symbols | answer.free_symbols else _agree(gold, answer)
-        if decided is not None:
-            return decided
-    return _verify(gold, answer)
+    if not gold.free_symbols | answer.free_symbols:
+        return _equal_numbers(gold, answer) is False
+    return _differ_somewhere(gold, answer)
+
+
+def _is_relation(value) -> bool:
+    return isinstance(value, (Relational, And))
 
 
 def _evaluate(expression: sympy.Expr):
@@ -473,12 +614,12 @@ def _evaluate(expression: sympy.Expr):
 def _equal_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
     """Equality of two constants; `None` when one of them cannot be evaluated."""
     decimal = gold.has(sympy.Float) or answer.has(sympy.Float)
-    gold, answer = gold.doit(), answer.doit()
-    if gold.is_Rational and answer.is_Rational and not decimal:
-        return gold == answer
     try:
+        gold, answer = gold.doit(), answer.doit()
+        if gold.is_Rational and answer.is_Rational and not decimal:
+            return gold == answer
         gold_value, answer_value = _evaluate(gold), _evaluate(answer)
-    except (TypeError, ValueError, ArithmeticError):
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
         return None
     if gold_value is None or answer_value is None:
         return None
@@ -493,27 +634,29 @@ def _equal_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
 _DISCRETE = (sympy.floor, sympy.ceiling, sympy.binomial, sympy.factorial, sympy.Mod)
 
 
-def _agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
-    """Whether two expressions have the same value at three fixed points; `None` when they have none there."""
+def _differ_somewhere(gold: sympy.Expr, answer: sympy.Expr) -> bool:
+    """Whether two expressions have different values at one of some points, the same ones in every run."""
     names = sorted({symbol.name for symbol in gold.free_symbols | answer.free_symbols})
     discrete = gold.has(*_DISCRETE) or answer.has(*_DISCRETE)
-    for point in range(3):
-        values = {
-            name: sympy.Integer(5 + 3 * index + point)
-            if discrete
-            else sympy.Rational(97 + 31 * index + 17 * point, 89)
-            for index, name in enumerate(names)
-        }
+    tolerance = RELATIVE_TOLERANCE if gold.has(sympy.Float) or answer.has(sympy.Float) else 1e-15
+    rng = random.Random(" ".join(names))
+    for point in range(SAMPLES):
+        # Half of them positive, where roots and logarithms have a value.
+        low = 1 if discrete or point % 2 == 0 else -299
+        values = {name: sympy.Integer(rng.randrange(1, 12)) if discrete else _rational(rng, low) for name in names}
         try:
             gold_value, answer_value = (
                 _evaluate(expression.xreplace({symbol: values[symbol.name] for symbol in expression.free_symbols}))
                 for expression in (gold, answer)
             )
         except (TypeError, ValueError, ArithmeticError, AttributeError):
-            return None
-        if gold_value is None or answer_value is None:
-            return None
-        tolerance = RELATIVE_TOLERANCE if gold.has(sympy.Float) or answer.has(sympy.Float) else 1e-20
-        if abs(gold_value - answer_value) > tolerance * max(abs(gold_value), abs(answer_value)):
-            return False
-    return True
+            continue
+        if gold_value is None or answer_value is None or not gold_value.is_real or not answer_value.is_real:
+            continue
+        if abs(gold_value - answer_value) > tolerance * max(1, abs(gold_value), abs(answer_value)):
+            return True
+    return False
+
+
+def _rational(rng: random.Random, low: int) -> sympy.Rational:
+    return sympy.Rational(rng.randrange(low, 300), rng.randrange(83, 113))
