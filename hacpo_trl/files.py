@@ -15,8 +15,8 @@ output_dir/
     ├── trainer_state.json, rng_state.pth
     └── MANIFEST            sizes and hashes of all others, written last
 
-Hidden in output_dir: INCOMPLETE, where checkpoints are written until they are complete, and LOCK, held by the run that
-writes there.
+Hidden in output_dir: INCOMPLETE, where checkpoints are written until they are complete; LOCK, held by the run that
+writes there; UPLOADS, what is on its way to the Hub.
 """
 
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
@@ -31,6 +31,7 @@ COMPLETIONS = "completions"
 MANIFEST = "manifest.json"
 INCOMPLETE = ".incomplete"
 LOCK = ".lock"
+UPLOADS = ".uploads"
 NON_FINITE = "non_finite"
 
 # Patterns of what only a resumed run needs in an agent's folder; it does not belong into a model repository.

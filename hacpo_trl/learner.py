@@ -92,6 +92,14 @@ def learner_advantages(
     return result
 
 
+def log_dropped(metrics: Metrics, learner: str, views: Mapping[str, Sequence[LearnerView]]):
+    """Counts the rollouts that a learner cannot use, by reason."""
+    for of_source in views.values():
+        for view in of_source:
+            if view.unusable:
+                metrics.total(f"{learner}/dropped/{view.unusable}", 1)
+
+
 def add_byte_lengths(
     learner: str,
     views: Mapping[str, Sequence[LearnerView]],

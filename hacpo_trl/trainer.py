@@ -40,6 +40,7 @@ from .learner import (
     add_byte_lengths,
     learner_advantages,
     learner_objective,
+    log_dropped,
     log_objective,
     log_sampler_difference,
     update_capability,
@@ -333,9 +334,7 @@ class HACPOTrainer(FiniteUpdates):
                 learner_row(learner, view, advantage, weight, stand_in, masked)
                 for view, advantage in zip(of_source, advantages[source].tolist(), strict=True)
             ]
-            for view in of_source:
-                if view.unusable:
-                    self.metrics.total(f"{learner}/dropped/{view.unusable}", 1)
+        log_dropped(self.metrics, learner, views)
         if self.args.ratio_normalization == "bytes":
             add_byte_lengths(learner, views, rows, self.metrics)
         return rows

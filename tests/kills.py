@@ -43,7 +43,8 @@ def environment(config: str, processes: int) -> dict[str, str]:
         return {}
     path = REPOSITORY / "configs" / "accelerate" / f"{config}.yaml"
     options = ["--config_file", str(path), "--num_processes", str(processes), "program.py"]
-    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(options))
+    args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(options))
+    args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
     env = prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else prepare_multi_gpu_env(args)
     own = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     return {key: value for key, value in env.items() if os.environ.get(key) != value} | own

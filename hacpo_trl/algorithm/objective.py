@@ -60,10 +60,13 @@ def sequence_log_ratio(
     Returns:
         `(R,)`, at most `MAX_LOG_RATIO`.
     """
+    divisor = old_divisor = old_num_tokens.clamp(min=1)
     if normalization == "own":
-        divisor, old_divisor = num_tokens.clamp(min=1), old_num_tokens.clamp(min=1)
-    else:
-        divisor = old_divisor = old_num_tokens.clamp(min=1) if normalization == "source" else byte_length
+        divisor = num_tokens.clamp(min=1)
+    elif normalization == "bytes":
+        if byte_length is None:
+            raise ValueError("ratio_normalization='bytes' needs the rows' byte_length.")
+        divisor = old_divisor = byte_length
     log_ratio = logprob_sum / divisor - old_logprob_sum / old_divisor
     return log_ratio.clamp(max=MAX_LOG_RATIO)
 

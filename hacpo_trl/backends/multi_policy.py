@@ -38,6 +38,9 @@ from .stopping import StopOnSignals, TrainingStopped
 
 logger = logging.get_logger(__name__)
 
+# How long a run that is told to stop waits for uploads under way.
+SECONDS_TO_PUSH = 30.0
+
 
 class ProcessHangsError(RuntimeError):
     """A process has waited for another one for longer than `ddp_timeout`."""
@@ -73,6 +76,7 @@ class MultiPolicyTrainer(RunFolder):
 
     def _check_launch(self):
         """Refuses launches that would train something else than was asked for."""
+        self.check_repositories()
         world_size = int(os.environ.get("WORLD_SIZE", 1))
         if self.accelerator.num_processes != world_size:
             raise RuntimeError(
@@ -195,7 +199,7 @@ class MultiPolicyTrainer(RunFolder):
             return super()._finalize_training(trial, num_train_samples, start_time)
         # Not the end of the run: neither its summary nor its best policies.
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
-        self._finish_current_push()
+        self._finish_current_push(SECONDS_TO_PUSH)
         checkpoint = str(Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         if self.accelerator.is_main_process:
             name, done = signal.Signals(self._stopping.number).name, self.state.global_step

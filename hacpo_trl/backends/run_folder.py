@@ -17,7 +17,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from transformers.utils import logging
 
-from ..files import INCOMPLETE, LOCK
+from ..files import INCOMPLETE, LOCK, UPLOADS
 from .checkpoints import Checkpoints, SaveError
 from .manifest import checkpoints, faults, newest_complete, put_in_place, seal, staging, tidy
 
@@ -102,6 +102,7 @@ class RunFolder(Checkpoints):
                 if self.args.should_save:
                     stack.enter_context(lock(folder))
                     tidy(folder)
+                    shutil.rmtree(folder / UPLOADS, ignore_errors=True)
             yield
 
     def _resolve(self, wanted: str | bool | None) -> str | None:

@@ -92,10 +92,11 @@ def train(trainer: HACPOTrainer, resume: bool = False) -> tuple[Evaluation, Eval
         after = trainer.evaluate()
         # A run that is continued may have begun without held-out prompts.
         evaluations = next(log for log in trainer.state.log_history if "eval_reward" in log), after
-    trainer.save_model()
-    trainer.save_state()
     if args.push_to_hub:
         trainer.push_to_hub()
+    else:
+        trainer.save_model()
+    trainer.save_state()
     return evaluations
 
 

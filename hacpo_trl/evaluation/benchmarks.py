@@ -27,7 +27,7 @@ import datasets
 import pyarrow.parquet
 
 from ..rewards.math import completion_text
-from ..rewards.math_verification import last_boxed
+from ..rewards.math_text import last_boxed
 from ..rollouts.rollout import Prompt
 from .benchmark_table import BENCHMARKS, LOCAL_FORMATS, AnswerForm, Benchmark
 

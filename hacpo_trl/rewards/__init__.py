@@ -1,6 +1,7 @@
 """Ready-made reward functions, and `verification.py`, which calls them: `f(completions, **columns)`.
 
-Each is a file; `math_verification.py` and `sandbox.py` run apart from the trainer. May use `reporting/metrics.py`.
+Each is a file; `math_verification.py`, with `math_text.py` and `math_values.py`, and `sandbox.py` run apart from the
+trainer. May use `reporting/metrics.py`.
 """
 
 from .code import CodeReward, SandboxError, SandboxLimits, code_reward

@@ -7,7 +7,7 @@ written `<think>`: then the completion begins inside the reasoning and must not 
 from collections.abc import Sequence
 
 from .math import completion_text
-from .math_verification import last_boxed
+from .math_text import last_boxed
 
 
 OPEN, CLOSE = "<think>", "</think>"

@@ -8,7 +8,7 @@ process whatever it is doing: a Python handler would wait for the arithmetic on 
 """
 
 import gc
-import importlib.util
+import importlib
 import json
 import os
 import resource
@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+import types
 from multiprocessing.connection import Connection
 
 
@@ -24,12 +25,12 @@ PARENT_CHECK_SECONDS = 5.0
 
 
 def load_function(path: str, name: str):
-    # By file and not by package: importing the package would bring torch into every worker.
-    spec = importlib.util.spec_from_file_location("_pool_target", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return getattr(module, name)
+    # By file and not by package: importing the package would bring torch into every worker. The file may import those
+    # beside it, as modules of a package that has nothing else.
+    folder, file = os.path.split(path)
+    package = sys.modules.setdefault("_pool_target", types.ModuleType("_pool_target"))
+    package.__path__ = [folder]
+    return getattr(importlib.import_module(f"_pool_target.{os.path.splitext(file)[0]}"), name)
 
 
 def serve(connection: Connection, functions: dict, timeout: float) -> None:

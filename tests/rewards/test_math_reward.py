@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hacpo_trl.rewards import MathReward, worker_pool
-from hacpo_trl.rewards.math_verification import final_answer, last_boxed
+from hacpo_trl.rewards.math_text import final_answer, last_boxed
 from hacpo_trl.rewards.worker_pool import ItemFailure, WorkerPool
 
 
@@ -107,8 +107,16 @@ def test_different_answers(reward, gold, answer):
 @pytest.mark.parametrize(
     ("completion", "expected"),
     [
-        (r"First \boxed{7}, but then \boxed{42}.", 1.0),
+        # Two that say different things are none; thoughts are no answers, finished or not.
+        (r"First \boxed{7}, but then \boxed{42}.", 0.0),
         (r"First \boxed{42}, but then \boxed{7}.", 0.0),
+        (r"\boxed{42}. We check: \boxed{42.}", 1.0),
+        (r"<think>\boxed{7}?</think> It is \boxed{42}.", 1.0),
+        (r"\boxed{7}?</think> It is \boxed{42}.", 1.0),
+        (r"<think>\boxed{42}</think> It is \boxed{7}.", 0.0),
+        (r"<think>\boxed{42}</think> It is so.", 0.0),
+        (r"<think>It must be \boxed{42}", 0.0),
+        (r"\boxed{42} <think>or rather \boxed{7}", 1.0),
         (r"\boxed{\boxed{42}}", 1.0),
         (r"\boxed {42}", 1.0),
         (r"\fbox{42}", 1.0),
@@ -131,6 +139,12 @@ def test_which_box_counts(reward, completion, expected):
     assert reward([completion], answer=["42"]) == [expected]
 
 
+def test_boxes_side_by_side_are_one_answer(reward):
+    completions = [r"$\boxed{1}$ and $\boxed{2}$", r"\boxed{2}, \boxed{1}", r"\boxed{1}. So \boxed{2}", r"\boxed{1}"]
+    assert reward(completions, answer=["1,2"] * 4) == [1.0, 1.0, 0.0, 0.0]
+    assert reward([r"$\boxed{1}$ and $\boxed{2}$"], answer=["2"]) == [0.0]
+
+
 def test_braces_are_counted_as_latex_counts_them():
     assert last_boxed(r"\boxed{\left\{ x : \frac{1}{2} \right.} and }") == r"\left\{ x : \frac{1}{2} \right."
     assert last_boxed(r"\boxed{\{1,2\}}") == r"\{1,2\}"
@@ -149,6 +163,8 @@ def test_braces_are_counted_as_latex_counts_them():
         ("42 it is, or perhaps 7", 0.0),
         (r"The final answer is 42. \boxed{7}", 0.0),
         (r"The final answer is 42. \boxed{4", 0.0),
+        ("<think>The answer is 7.</think> The answer is 42.", 1.0),
+        ("<think>The answer is 42.", 0.0),
         ("I do not know", 0.0),
     ],
 )
