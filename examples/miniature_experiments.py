@@ -11,6 +11,7 @@ from typing import Any
 Settings = Mapping[str, Any]
 
 TWO_AGENTS = {"qwen": "qwen3-words", "llama": "llama-words"}
+SHORT_AGENTS = {"qwen": "qwen3", "llama": "llama"}
 
 # GSPO and GRPO see half the rollouts that a learner of HACPO sees, in half the updates.
 GSPO = {"algorithm": "gspo", "max_steps": 80}
@@ -73,6 +74,16 @@ OPTIONS: dict[str, Settings] = {
 }
 
 
+def short(methods: Mapping[str, Settings], agents: Mapping[str, str] = SHORT_AGENTS) -> dict[str, Settings]:
+    """The same methods on the short task, of four and six tokens an answer, whose ratios ask for a wider δ."""
+    shortened = {}
+    for name, settings in methods.items():
+        clips = settings.get("algorithm", "hacpo") == "hacpo" and settings.get("clip_cross", True)
+        wide = {"delta": 0.8} if clips else {}
+        shortened[name] = {"agents": agents, "max_completion_length": 8, **wide, **settings}
+    return shortened
+
+
 @dataclass(frozen=True)
 class Experiment:
     """Methods that are compared.
@@ -125,50 +136,54 @@ TUNING = Experiment(
 MAIN = Experiment("main", "Methods", METHODS, ["GSPOx2", "GRPOx2"], picture="methods")
 ABLATION = Experiment(
     "ablations",
-    "Mechanisms and options",
-    {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **SHRINKAGE, **OPTIONS},
+    "Mechanisms and options, on the short task",
+    short({"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **SHRINKAGE, **OPTIONS}),
     ["HACPO"],
     option="--ablations",
 )
 FACTORIAL = Experiment(
     "factorial",
-    "All combinations of four mechanisms",
-    factorial(FACTORS),
+    "All combinations of four mechanisms, on the short task",
+    short(factorial(FACTORS)),
     ["none of them"],
     factors=tuple(FACTORS),
     option="--factorial",
 )
 TEMPERATURE = Experiment(
     "temperature",
-    "Hotter sampling of an agent's own rollouts",
-    {
-        "HACPO": {},
-        "GSPOx2": GSPO_X2,
-        "GSPOx2, temperature 1.2": {**GSPO_X2, "temperature": 1.2},
-        "GSPOx2, temperature 1.5": {**GSPO_X2, "temperature": 1.5},
-        "GSPOx2, top-p 0.9": {**GSPO_X2, "top_p": 0.9},
-        "GSPOx2, temperature 1.2, top-p 0.9": {**GSPO_X2, "temperature": 1.2, "top_p": 0.9},
-        "GSPOx2, temperature 1.5, top-p 0.9": {**GSPO_X2, "temperature": 1.5, "top_p": 0.9},
-        "HACPO, temperature 1.2": {"temperature": 1.2},
-    },
+    "Hotter sampling of an agent's own rollouts, on the short task",
+    short(
+        {
+            "HACPO": {},
+            "GSPOx2": GSPO_X2,
+            "GSPOx2, temperature 1.2": {**GSPO_X2, "temperature": 1.2},
+            "GSPOx2, temperature 1.5": {**GSPO_X2, "temperature": 1.5},
+            "GSPOx2, top-p 0.9": {**GSPO_X2, "top_p": 0.9},
+            "GSPOx2, temperature 1.2, top-p 0.9": {**GSPO_X2, "temperature": 1.2, "top_p": 0.9},
+            "GSPOx2, temperature 1.5, top-p 0.9": {**GSPO_X2, "temperature": 1.5, "top_p": 0.9},
+            "HACPO, temperature 1.2": {"temperature": 1.2},
+        }
+    ),
     ["GSPOx2"],
     option="--temperature",
 )
 
 CLIP_RANGE = Experiment(
     "clip-range",
-    "The clip range of own rollouts",
-    {
-        "HACPO": {},
-        "HACPO, ε .003 / .004": WIDER,
-        "HACPO, ε .2 / .28": WIDEST,
-        "GSPO": GSPO,
-        "GSPO, ε .2 / .28": {**GSPO, **WIDEST},
-        "GSPOx2": GSPO_X2,
-        "GSPOx2, ε .003 / .004": {**GSPO_X2, **WIDER},
-        "GSPOx2, ε .2 / .28": {**GSPO_X2, **WIDEST},
-        "GRPOx2": METHODS["GRPOx2"],
-    },
+    "The clip range of own rollouts, on the short task",
+    short(
+        {
+            "HACPO": {},
+            "HACPO, ε .003 / .004": WIDER,
+            "HACPO, ε .2 / .28": WIDEST,
+            "GSPO": GSPO,
+            "GSPO, ε .2 / .28": {**GSPO, **WIDEST},
+            "GSPOx2": GSPO_X2,
+            "GSPOx2, ε .003 / .004": {**GSPO_X2, **WIDER},
+            "GSPOx2, ε .2 / .28": {**GSPO_X2, **WIDEST},
+            "GRPOx2": METHODS["GRPOx2"],
+        }
+    ),
     ["HACPO, ε .2 / .28", "GRPOx2"],
     option="--clip-range",
 )
@@ -187,10 +202,16 @@ def more_agents(numbers: Sequence[int]) -> Experiment:
         raise SystemExit(f"--agents takes numbers from {len(TWO_AGENTS) + 1} to {most}, not {unknown}.")
     methods: dict[str, Settings] = {"GSPO": GSPO, "HACPO, 2 agents": {}, "GSPOx2": GSPO_X2}
     for n in numbers:
-        agents = dict(list({**TWO_AGENTS, **FURTHER_AGENTS}.items())[:n])
+        agents = dict(list({**SHORT_AGENTS, **FURTHER_AGENTS}.items())[:n])
         methods[f"HACPO, {n} agents"] = {"agents": agents, "max_steps": 80 * n}
         methods[f"GSPOx{n}"] = {"algorithm": "gspo", "num_generations": 8 * n, "max_steps": 80 * n}
-    return Experiment("agents", "More agents", methods, ["GSPO"], option=f"--agents {' '.join(map(str, numbers))}")
+    return Experiment(
+        "agents",
+        "More agents, on the short task",
+        short(methods),
+        ["GSPO"],
+        option=f"--agents {' '.join(map(str, numbers))}",
+    )
 
 
 def false_positives(probability: float) -> Experiment:
@@ -198,8 +219,8 @@ def false_positives(probability: float) -> Experiment:
     methods = {name: {**METHODS[name], "false_positives": probability} for name in ("HACPO", "GSPO", "GSPOx2")}
     return Experiment(
         f"false-positives-{probability:g}",
-        f"A verifier that accepts {probability:.0%} of the wrong answers",
-        methods,
+        f"A verifier that accepts {probability:.0%} of the wrong answers, on the short task",
+        short(methods),
         ["GSPOx2"],
         option=f"--false-positives {probability:g}",
     )
@@ -230,7 +251,7 @@ def in_setting(name: str) -> Experiment:
     title, setting = SETTINGS[name]
     others = {"naive, source's log-probs": NAIVE_SOURCE, "GSPOx2": GSPO_X2}
     methods = {"HACPO": {}, **ABLATIONS, **NO_MECHANISM, **SHRINKAGE, **others}
-    methods = {method: {**setting, **settings} for method, settings in methods.items()}
+    methods = short({method: {**setting, **settings} for method, settings in methods.items()})
     return Experiment(name, title, methods, ["HACPO"], option=f"--settings {name}")
 
 

@@ -58,7 +58,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from hacpo_trl import HACPOConfig, HACPOTrainer
-from hacpo_trl.embedded import conv_dataset, conv_reward, noisy_conv_reward, policy_directory, policy_path
+from hacpo_trl.embedded import POLICIES, conv_dataset, conv_reward, noisy_conv_reward, policy_directory, policy_path
 from hacpo_trl.options.recipe import read_recipe
 from hacpo_trl.reporting.drawing import draw
 from hacpo_trl.reporting.terminal import RewardTableCallback
@@ -156,7 +156,8 @@ def run(settings: Mapping[str, Any]) -> dict[str, Any]:
     paths = {name: policy_path(policy, seed) for name, policy in agents.items()}
     models = {name: AutoModelForCausalLM.from_pretrained(path) for name, path in paths.items()}
     tokenizers = {name: AutoTokenizer.from_pretrained(path) for name, path in paths.items()}
-    test = conv_dataset("test", settings["test_size"], words=True)
+    words = all(POLICIES[policy].wordings is not None for policy in agents.values())
+    test = conv_dataset("test", settings["test_size"], words=words)
     curve_test = test.select(range(min(CURVE_SIZE, len(test))))
     noise = settings["false_positives"]
     every = max(1, settings["config"]["max_steps"] // CURVE_POINTS)
@@ -169,7 +170,7 @@ def run(settings: Mapping[str, Any]) -> dict[str, Any]:
             models,
             partial(noisy_conv_reward, false_positives=noise, seed=seed) if noise else conv_reward,
             run_config(settings, folder, logging_steps=every),
-            conv_dataset("train", settings["train_size"], seed, words=True),
+            conv_dataset("train", settings["train_size"], seed, words),
             processing_classes=tokenizers,
         )
         curve = Curve(lambda: accuracies(evaluator.evaluate(curve_test), agents), every)

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hacpo_trl import HACPOConfig, HACPOTrainer
 from hacpo_trl.backends.log_probabilities import completion_logps, prepare_policy
 from hacpo_trl.embedded import conv_dataset, conv_reward, policy_path
+from hacpo_trl.options.recipe import read_recipe
 from hacpo_trl.reporting.tables import Table
 from hacpo_trl.rollouts.rows import pad_sequences
 from hacpo_trl.theory.baselines import BASELINES, improving_learner, population, simulate
@@ -41,6 +42,8 @@ from hacpo_trl.theory.gradients import (
     separation,
 )
 
+
+RECIPE = Path(__file__).parent.parent / "configs" / "recipes" / "tiny.yaml"
 
 # ------------------------------------------------------------------------------------------------ 1. the baseline
 
@@ -277,26 +280,16 @@ def tiny_policy_tables(seeds: Sequence[int] = (0, 1), prompts: int = 2) -> list[
 # ------------------------------------------------------------------------------------------------ 4. ratios of a run
 
 
-def ratio_tables(updates: int = 64) -> list[Table]:
-    """A run as in configs/recipes/tiny.yaml, but shorter."""
+def ratio_tables(updates: int = 160) -> list[Table]:
+    """A run with the settings of configs/recipes/tiny.yaml, or the beginning of one."""
+    recipe = read_recipe(RECIPE)
+    not_settings = ("task", "train_size", "test_size", "agents", "output_dir", "save_steps", "save_total_limit")
+    settings = {key: value for key, value in recipe.items() if key not in not_settings}
+    settings |= {"max_steps": updates, "logging_steps": 4, "save_strategy": "no", "report_to": "none"}
     with tempfile.TemporaryDirectory() as folder:
-        args = HACPOConfig(
-            folder,
-            prompts_per_step=16,
-            max_completion_length=8,
-            per_device_train_batch_size=64,
-            max_steps=updates,
-            learning_rate=1e-4,
-            lr_scheduler_type="constant_with_warmup",
-            warmup_steps=10,
-            adam_beta2=0.99,
-            logging_steps=4,
-            save_strategy="no",
-            report_to="none",
-            seed=0,
-        )
-        models = {"qwen": policy_path("qwen3"), "llama": policy_path("llama")}
-        trainer = HACPOTrainer(models, conv_reward, args, conv_dataset("train", 5000))
+        args = HACPOConfig(folder, **settings)
+        models = {"qwen": policy_path("qwen3-words"), "llama": policy_path("llama-words")}
+        trainer = HACPOTrainer(models, conv_reward, args, conv_dataset("train", recipe["train_size"], words=True))
         trainer.train()
     logs = [log for log in trainer.state.log_history if "loss" in log]
     rows = []
@@ -312,7 +305,7 @@ def ratio_tables(updates: int = 64) -> list[Table]:
                 cells.append(f"{sum(log[f'{name}/clip_ratio/cross_{side}'] for log in part) / len(part):.1%}")
             rows.append([f"{name}, {label}", *cells])
     header = ["learner", "s_homo: mean (min to max)", "s_hete: mean (min to max)", "discarded below", "above 1"]
-    title = f"Sequence ratios of {updates} updates on the miniature (δ = 0.8, 4 updates a step)"
+    title = f"Sequence ratios of {updates} updates on the embedded task in words (δ = {args.delta}, 4 updates a step)"
     return [Table(header, rows, title=title)]
 
 

@@ -27,13 +27,12 @@ def repository() -> Path:
 def policies_folder(request) -> Path:
     """A `HACPO_TRL_CACHE` for tests that train or sample for real: all processes of all runs of the tests share it.
 
-    The pair that most of them begin with is in it. What else they ask for is made on first use.
+    The pairs that most of them begin with are in it. What else they ask for is made on first use.
     """
-    from hacpo_trl.embedded import policy_path
+    from hacpo_trl.embedded import policy_paths
 
     folder = request.config.cache.mkdir("policies")
     with FileLock(folder / "lock"), pytest.MonkeyPatch.context() as patch:
         patch.setenv("HACPO_TRL_CACHE", str(folder))
-        for name in ("qwen3", "llama"):
-            policy_path(name)
+        policy_paths(["qwen3-words", "llama-words", "qwen3", "llama"])
     return folder

@@ -45,7 +45,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="+",
         default=PAPER_BENCHMARKS,
         metavar="BENCHMARK",
-        help=f"{', '.join([*BENCHMARKS, *EMBEDDED_TASKS])}, an id on the Hub, or a .jsonl or .parquet file; default: the paper's",
+        help=f"{', '.join([*BENCHMARKS, *EMBEDDED_TASKS])}, an id on the Hub, or a .jsonl or .parquet file; "
+        "default: the paper's",
     )
     what.add_argument("--columns", help="columns of local files: problem=...,answer=...")
     what.add_argument("--limit", type=_positive, help="the first so many problems of each benchmark")

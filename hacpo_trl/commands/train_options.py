@@ -27,10 +27,10 @@ class ScriptArguments:
     task: str | None = field(
         default=None,
         metadata={
-            "help": "'conv_words' and 'conv', the embedded procedural tasks; 'math', problems whose boxed answers are checked; or "
-            "'module:function', a function that is given these arguments and the HACPOConfig, and returns a dataset "
-            "to train on, one to evaluate on or None, and the reward functions. Without a task: dataset_name and "
-            "reward_funcs."
+            "help": "'conv_words' and 'conv', the embedded procedural tasks; 'math', problems whose boxed answers are "
+            "checked; or 'module:function', a function that is given these arguments and the HACPOConfig, and returns "
+            "a dataset to train on, one to evaluate on or None, and the reward functions. Without a task: dataset_name "
+            "and reward_funcs."
         },
     )
     dataset_name: str | None = field(

@@ -15,7 +15,7 @@ from ..backends.finite import NonFiniteError
 from ..backends.multi_policy import ProcessHangsError
 from ..backends.run_folder import NoCheckpointError, RunFolderError
 from ..config import HACPOConfig
-from ..embedded import EMBEDDED, policy_path
+from ..embedded import EMBEDDED, policy_paths
 from ..generation.vllm_servers.client import VLLMServerError
 from ..trainer import HACPOTrainer
 from .errors import one_line, user_errors
@@ -48,13 +48,13 @@ def with_embedded_policies(training_args: HACPOConfig, console: Console) -> HACP
         return training_args
     # They are no faster on more threads, and far slower where other programs want the cores.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
-    agents = []
-    for agent, path in zip(training_args.agent_configs, paths, strict=True):
-        if path.startswith(EMBEDDED):
-            with training_args.main_process_first(desc="making embedded policies"):
-                path = policy_path(path.removeprefix(EMBEDDED), training_args.seed, progress=console.print)
-            agent = replace(agent, model_name_or_path=path)
-        agents.append(agent)
+    names = [path.removeprefix(EMBEDDED) for path in paths if path.startswith(EMBEDDED)]
+    with training_args.main_process_first(desc="making embedded policies"):
+        made = iter(policy_paths(names, training_args.seed, progress=console.print))
+    agents = [
+        replace(agent, model_name_or_path=next(made)) if path.startswith(EMBEDDED) else agent
+        for agent, path in zip(training_args.agent_configs, paths, strict=True)
+    ]
     return replace(training_args, agents=agents)
 
 

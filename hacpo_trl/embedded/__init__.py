@@ -4,7 +4,7 @@ Uses no other room.
 """
 
 from .conv import conv_dataset, conv_reading, conv_reward, noisy_conv_reward
-from .policies import EMBEDDED, POLICIES, policy_directory, policy_path
+from .policies import EMBEDDED, POLICIES, policy_directory, policy_path, policy_paths
 
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "noisy_conv_reward",
     "policy_directory",
     "policy_path",
+    "policy_paths",
 ]

@@ -134,9 +134,9 @@ def conv_reward(completions: list[str], answer: list[str], **kwargs) -> list[flo
 
     Only the text is compared, without special tokens, so that the agent needs room to show whether it ends its answer.
     Every answer of `conv` is at most five tokens and an EOS. From `max_completion_length=6` on, a completion that was
-    cut off has more text than the answer and earns nothing; with five, a right answer would be rewarded though it never
-    ended. In words it is at most 47 tokens and an EOS. (The one exception is a sampled `<pad>` in place of the EOS,
-    which no policy is ever taught.)
+    cut off has more text than the answer and earns nothing; with five, a right answer would be rewarded though it
+    never ended. In words it is at most 47 tokens and an EOS. (The one exception is a sampled `<pad>` in place of the
+    EOS, which no policy is ever taught.)
     """
     return [
         float(conv_reading(text) in accepted.split("|")) for text, accepted in zip(completions, answer, strict=True)

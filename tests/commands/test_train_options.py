@@ -51,8 +51,8 @@ def error_of(argv, capsys) -> str:
 # ---- where settings come from ---------------------------------------------------------------------------------------
 def test_without_a_recipe_it_is_the_embedded_default():
     script_args, args = parse_arguments(["--delta", "0.4", "--report_to", "none"])
-    assert script_args.is_embedded_default and script_args.task == "conv"
-    assert [agent.model_name_or_path for agent in args.agents] == ["embedded:qwen3", "embedded:llama"]
+    assert script_args.is_embedded_default and script_args.task == "conv_words"
+    assert [agent.model_name_or_path for agent in args.agents] == ["embedded:qwen3-words", "embedded:llama-words"]
     assert (args.delta, args.max_steps, args.output_dir) == (0.4, 160, "outputs/tiny")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0", "one process on many GPUs takes one"
 

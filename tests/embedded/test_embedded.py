@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import random
 import statistics
 from pathlib import Path
@@ -7,7 +8,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hacpo_trl.embedded import POLICIES, conv, conv_dataset, conv_reward, noisy_conv_reward, policies, policy_path
+from hacpo_trl import HACPOConfig, HACPOTrainer
+from hacpo_trl.embedded import (
+    POLICIES,
+    conv,
+    conv_dataset,
+    conv_reading,
+    conv_reward,
+    noisy_conv_reward,
+    policies,
+    policy_path,
+)
 from hacpo_trl.embedded.policies import make_policy, make_tokenizer, warm_up
 
 
@@ -112,6 +123,63 @@ def test_a_noisy_verifier_accepts_its_share_of_wrong_answers_and_always_the_same
     assert noisy_conv_reward(["a"] * 99, ["6,7,9"] * 99, answer[:99], false_positives=0.2, seed=3) == [1.0] * 99
     with pytest.raises(ValueError, match="from 0 to 1, not 5"):
         noisy_conv_reward(["a"], ["1"], ["1"], false_positives=5, seed=0)
+
+
+# ---- in words -------------------------------------------------------------------------------------------------------
+def test_an_answer_in_words_is_right_in_any_wording_and_says_all():
+    for row in conv_dataset("test", 64, words=True):
+        symbols, accepted = row["prompt"][:3], row["answer"].split("|")
+        digits = [[int(part[2:]) for part in answer.split(",")] for answer in accepted]
+        assert [",".join(f"{s}={d}" for s, d in zip(symbols, of, strict=True)) for of in digits] == accepted
+        for wordings in itertools.product(range(4), repeat=3):
+            assert all(conv_reward([conv.in_words(symbols, of, wordings)], [row["answer"]]) == [1.0] for of in digits)
+    text = conv.in_words("akz", [3, 8, 7], [0, 1, 2])
+    assert text == "a stands for 3; let k now be 8; for z take 7;" and conv_reading(text) == "a=3,k=8,z=7"
+    others = [
+        *(text[:-1], f"{text} ", text.replace("8", "9"), text.replace("k", "K"), text.replace("; ", ";")),
+        *(
+            "let k now be 8; a stands for 3; for z take 7;",
+            "a stands for 3; let k now be 8;",
+            f"{text} {text}",
+            "3,8,7",
+        ),
+    ]
+    assert conv_reward(others, ["a=3,k=8,z=7"] * len(others)) == [0.0] * len(others)
+    assert conv_reading("3,8,7") == "3,8,7"
+
+
+@pytest.mark.parametrize("name", ["qwen3-words", "llama-words"])
+def test_answers_in_words_have_the_length_of_sentences(name):
+    tokenizer, alone = make_tokenizer(POLICIES[name]), {}
+    for wordings in itertools.product(range(4), repeat=3):
+        ids = tokenizer(conv.in_words("akz", [3, 8, 7], wordings)).input_ids
+        assert 24 <= len(ids) <= 47 and tokenizer.decode(ids) == conv.in_words("akz", [3, 8, 7], wordings)
+    for symbols in itertools.product(*(conv.FAMILIES[0],) * 2):
+        alone["".join(symbols)] = len(tokenizer("".join(symbols)).input_ids)
+    assert set(alone.values()) == {2}, "a prompt's symbols are tokens of their own"
+
+
+def test_ratios_in_words_are_like_those_of_language_models(policies_folder, monkeypatch):
+    """At the start of the embedded default, beside the paper's Table 6: means of .86 to .94, few above 1."""
+    monkeypatch.setenv("HACPO_TRL_CACHE", str(policies_folder))
+    paths = {name: policy_path(f"{name}-words") for name in ("qwen3", "llama")}
+    args = HACPOConfig("unused", prompts_per_step=64, num_generations=4, max_completion_length=56, report_to="none")
+    args = dataclasses.replace(args, per_device_train_batch_size=64, seed=0, max_steps=1)
+    trainer = HACPOTrainer(paths, conv_reward, args, conv_dataset("test", 64, words=True))
+    rows = trainer._collect_rows([trainer.train_dataset[i] for i in range(64)])
+    for name, of_learner in rows.items():
+        cross = [row for row in of_learner if not row.is_own]
+        own_lengths = [len(row.completion_ids) for row in of_learner if row.is_own]
+        scored = trainer.scorer.score(name, [row.prompt_ids for row in cross], [row.completion_ids for row in cross])
+        sums = torch.stack([logps.sum() for logps in scored])
+        old, count = (
+            torch.tensor([float(getattr(r, n)) for r in cross]) for n in ("old_logprob_sum", "old_num_tokens")
+        )
+        ratio = ((sums - old) / count).exp()
+        below, above = (ratio < 0.8).float().mean(), (ratio > 1).float().mean()
+        print(f"\n{name}: mean ratio {ratio.mean():.3f}, {below:.0%} below 0.8, {above:.0%} above 1", end="")
+        assert 0.8 < ratio.mean() < 0.95 and 0.05 < below < 0.6 and above < 0.12
+        assert 30 < statistics.fmean(own_lengths) < 48
 
 
 @pytest.mark.parametrize("name", POLICIES)

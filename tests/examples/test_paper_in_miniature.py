@@ -16,6 +16,7 @@ from rich.console import Console
 
 from hacpo_trl import HACPOTrainer
 from hacpo_trl.embedded import conv_dataset, conv_reward, policy_path
+from hacpo_trl.reporting.drawing import draw
 
 
 REPOSITORY = Path(__file__).parents[2]
@@ -103,6 +104,9 @@ def test_each_ablation_differs_from_hacpo_in_one_setting(experiment, tmp_path):
     for method in [*experiments.ABLATIONS, *experiments.OPTIONS]:
         if method in experiment.methods:
             settings = config(method)
+            if not settings["clip_cross"]:
+                # What is not clipped has no δ: the short task's wide one is left out.
+                settings["delta"] = hacpo["delta"]
             ((changed, value),) = {key: settings[key] for key in hacpo if settings[key] != hacpo[key]}.items()
             differing.append((changed, value))
     assert len(set(differing)) == len(differing) >= 5
@@ -111,7 +115,9 @@ def test_each_ablation_differs_from_hacpo_in_one_setting(experiment, tmp_path):
 def test_the_factorial_has_every_combination_once():
     settings = {label: settings_of(method)["config"] for label, method in experiments.FACTORIAL.methods.items()}
     assert len({json.dumps(s, sort_keys=True) for s in settings.values()}) == 16
-    assert settings[" + ".join(experiments.FACTORS)] == settings_of({})["config"]
+    assert (
+        settings[" + ".join(experiments.FACTORS)] == settings_of(experiments.short({"HACPO": {}})["HACPO"])["config"]
+    )
     switched_off = {key for factor in experiments.FACTORS.values() for key in factor}
     assert switched_off <= settings["none of them"].keys()
     # A mechanism that is named is on: its setting is the default's, so it is not there.
@@ -133,8 +139,8 @@ def test_the_key_is_the_recipe_with_what_a_method_changes():
     settings = settings_of({"alpha": 2.0, "false_positives": 0.05}, seed=11)
     assert settings["config"]["prompts_per_step"] == 16 and settings["config"]["learning_rate"] == 1e-4
     assert (settings["config"]["alpha"], settings["config"]["seed"], settings["false_positives"]) == (2.0, 11, 0.05)
-    assert (settings["agents"], settings["test_size"]) == ({"qwen": "qwen3", "llama": "llama"}, 256)
-    assert settings["policies"]["qwen"].startswith("qwen3-seed11-")
+    assert (settings["agents"], settings["test_size"]) == ({"qwen": "qwen3-words", "llama": "llama-words"}, 256)
+    assert settings["policies"]["qwen"].startswith("qwen3-words-seed11-")
     # What the recipe says about saving changes no result.
     assert not {"output_dir", "save_steps", "task"} & settings["config"].keys()
 
@@ -158,7 +164,8 @@ def test_a_line_that_was_broken_off_is_no_run(tmp_path):
 
 
 def test_a_run_that_fails_is_named_and_the_others_do_not_begin(cache, tmp_path):
-    wanted = [script.full_settings({"num_generations": n}, 0, script.Scale(max_steps=1)) for n in (1, 8)]
+    methods = experiments.short({str(n): {"num_generations": n} for n in (1, 8)})
+    wanted = [script.full_settings(method, 0, script.Scale(max_steps=1)) for method in methods.values()]
     runs = script.Runs(tmp_path / "runs.jsonl")
     with pytest.raises(RuntimeError, match=r"runs: .*'num_generations': 1,.* failed") as error:
         script.make_runs(wanted, runs, 1, Console(quiet=True))
@@ -168,7 +175,8 @@ def test_a_run_that_fails_is_named_and_the_others_do_not_begin(cache, tmp_path):
 
 def test_evaluating_on_the_way_changes_no_training(cache, tmp_path):
     """A run at temperature 1.5 trains as it does without curves and evaluations, which are at temperature 1."""
-    settings = script.full_settings({"temperature": 1.5}, 0, script.Scale(test_size=8, max_steps=8))
+    method = experiments.short({"hot": {"temperature": 1.5}})["hot"]
+    settings = script.full_settings(method, 0, script.Scale(test_size=8, max_steps=8))
     result = script.run(settings)
     trainer = HACPOTrainer(
         {name: policy_path(policy, 0) for name, policy in settings["agents"].items()},
@@ -193,8 +201,8 @@ def test_evaluating_on_the_way_changes_no_training(cache, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_script_continues_and_nothing_is_run_twice(cache, tmp_path):
-    command = [sys.executable, str(SCRIPT), "--seeds", "0", "1", "--methods", "HACPO", "GSPOx2", "--max-steps", "4"]
-    command += ["--test-size", "8", "--workers", "1", "--output-dir", str(tmp_path)]
+    command = [sys.executable, str(SCRIPT), "--temperature", "--seeds", "0", "1", "--methods", "HACPO", "GSPOx2"]
+    command += ["--max-steps", "4", "--test-size", "8", "--workers", "1", "--output-dir", str(tmp_path)]
     environment = {**os.environ, "COLUMNS": "160", "PYTHONPATH": str(REPOSITORY)}
     runs = tmp_path / "runs.jsonl"
 
@@ -214,8 +222,18 @@ def test_a_killed_script_continues_and_nothing_is_run_twice(cache, tmp_path):
         lines = runs.read_text().splitlines()
         assert runs.read_text().startswith(first) and len(lines) == 4
         assert len({json.dumps(json.loads(line)["settings"], sort_keys=True) for line in lines}) == 4
-    assert "Methods: Accuracy on held-out prompts" in printed and "HACPO" in printed
-    assert "| GSPOx2 | " in (tmp_path / "main.md").read_text() and (tmp_path / "methods.png").stat().st_size > 10_000
+    assert "on the short task: Accuracy on held-out prompts" in printed and "HACPO" in printed
+    assert "| GSPOx2 | " in (tmp_path / "temperature.md").read_text()
+
+
+def test_the_curves_are_drawn(tmp_path):
+    results = {name: [of_method] * 2 for name in experiments.MAIN.methods for of_method in [result(0.5, 0.6)]}
+    for of_method in results.values():
+        for of_seed in of_method:
+            point = {"accuracy": of_seed["after"], "generated": {"qwen": 500.0, "llama": 500.0}}
+            of_seed["curve"] = [{"update": update, **point} for update in (0, 80, 160)]
+    draw(report.picture(experiments.MAIN, results), tmp_path / "methods.png")
+    assert (tmp_path / "methods.png").stat().st_size > 10_000
 
 
 def test_unknown_methods_are_an_error():

@@ -199,7 +199,7 @@ def test_a_small_run_from_training_to_the_table(policies_folder, repository, tmp
     note, title, table, *_ = (tmp_path / "tiny" / "results.md").read_text().split("\n\n")
     assert note == "`tiny`, the first 16 problems of each benchmark"
     header, _, start, gspo = table.splitlines()
-    assert title == "qwen: embedded:qwen3" and header == "| method | conv | mean |"
+    assert title == "qwen: embedded:qwen3-words" and header == "| method | conv_words | mean |"
     assert start.startswith("| start | 0.") and gspo.startswith("| gspo | 0.")
 
     train, evaluate = reproduce.commands_of("gspo", reproduce.parse_args(arguments))
