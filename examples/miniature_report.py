@@ -9,7 +9,7 @@ from typing import Any
 from miniature_experiments import Experiment, factorial_label
 
 from hacpo_trl.reporting.panels import Curve, Panel, Subplot
-from hacpo_trl.reporting.statistics import Estimate, factorial_effects, paired_difference, t_interval
+from hacpo_trl.reporting.statistics import Estimate, factorial_effects, holm, paired_difference, t_interval
 from hacpo_trl.reporting.tables import Table
 
 
@@ -38,7 +38,10 @@ def final(results: Sequence[Mapping[str, Any]], agent: str, metric: str = "avg@8
 
 
 def accuracy_table(experiment: Experiment, results: Results) -> Table:
-    """Held-out accuracy of every method, and its paired differences to the references."""
+    """Held-out accuracy of every method, and its paired differences to the references.
+
+    A star is with those differences that survive Holm's correction over all of the table.
+    """
     header = ["method"]
     for agent in experiment.agents:
         header += [f"{agent} avg@8", *(f"− {name}" for name in experiment.references), f"{agent} best@8"]
@@ -47,16 +50,37 @@ def accuracy_table(experiment: Experiment, results: Results) -> Table:
         initial = results[experiment.references[0]]
         before, best = (mean(final(initial, agent, metric, "before")) for metric in ("avg@8", "best@8"))
         start += [number(before), *[""] * len(experiment.references), number(best)]
+    stars = surviving(experiment, results)
     for method, of_method in results.items():
         rows.append([method])
         for agent in experiment.agents:
             values = final(of_method, agent)
             rows[-1].append(number(mean(values)))
             for name in experiment.references:
-                against = difference(values, final(results[name], agent))
-                rows[-1].append("" if method == name else number(against, "+"))
+                against = number(difference(values, final(results[name], agent)), "+")
+                star = "*" if (method, agent, name) in stars else ""
+                rows[-1].append("" if method == name else against + star)
             rows[-1].append(number(mean(final(of_method, agent, "best@8"))))
     return Table(header, [start, *rows])
+
+
+def surviving(experiment: Experiment, results: Results) -> set[tuple[str, str, str]]:
+    """The comparisons (method, agent, reference) of a table that survive Holm's correction."""
+    pairs: dict[frozenset[str], tuple[str, str]] = {}
+    for method in results:
+        for name in experiment.references:
+            if method != name:
+                # Two references are compared once.
+                pairs.setdefault(frozenset((method, name)), (method, name))
+    family = [(method, agent, name) for method, name in pairs.values() for agent in experiment.agents]
+    if len(next(iter(results.values()))) < 2:
+        return set()
+    differences = [
+        [a - b for a, b in zip(final(results[method], agent), final(results[name], agent), strict=True)]
+        for method, agent, name in family
+    ]
+    found = {comparison for comparison, survives in zip(family, holm(differences), strict=True) if survives}
+    return found | {(name, agent, method) for method, agent, name in found}
 
 
 def cost_table(results: Results) -> Table:

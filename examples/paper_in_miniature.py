@@ -315,7 +315,8 @@ def present(experiment: Experiment, results: Mapping[str, Any], args: argparse.N
     """Prints an experiment's tables and writes them, with its picture, to the output directory and the report."""
     parts = [
         f"```bash\n{command(experiment, args)}\n```",
-        f"{experiment.title}; {len(args.seeds)} seeds, {min(args.seeds)} to {max(args.seeds)}.",
+        f"{experiment.title}; {len(args.seeds)} seeds, {min(args.seeds)} to {max(args.seeds)}. A star: survives Holm's "
+        "correction over the differences of its table.",
     ]
     for title, table in tables(experiment, results).items():
         console.print(table.rich(f"{experiment.title}: {title}"))

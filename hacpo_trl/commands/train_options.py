@@ -29,8 +29,8 @@ class ScriptArguments:
         metadata={
             "help": "'conv_words' and 'conv', the embedded procedural tasks; 'math', problems whose boxed answers are "
             "checked; or 'module:function', a function that is given these arguments and the HACPOConfig, and returns "
-            "a dataset to train on, one to evaluate on or None, and the reward functions. Without a task: dataset_name "
-            "and reward_funcs."
+            "a dataset to train on, one to evaluate on or None, and the reward functions. Without a task: "
+            "dataset_name and reward_funcs."
         },
     )
     dataset_name: str | None = field(

@@ -92,6 +92,31 @@ def paired_difference(values: Sequence[float], reference: Sequence[float]) -> Es
     return t_interval(np.asarray(values, dtype=np.float64) - np.asarray(reference, dtype=np.float64))
 
 
+def holm(differences: Sequence[Sequence[float]]) -> list[bool]:
+    """Which of a family of paired differences are not 0, with at most 5 % that any one of them is named wrongly.
+
+    Holm's step-down procedure ("A simple sequentially rejective multiple test procedure", 1979) over t tests: the
+    largest |t| of m is compared with the quantile for 5 % / m, the next one with that for 5 % / (m − 1), and so on
+    until one is below.
+
+    Args:
+        differences: Of each comparison one value a seed, of the same number of seeds.
+    """
+    statistic = []
+    for values in differences:
+        numbers = np.asarray(values, dtype=np.float64)
+        error = numbers.std(ddof=1) / math.sqrt(len(numbers))
+        statistic.append(abs(numbers.mean()) / error if error else math.inf * bool(numbers.mean()))
+    survives = [False] * len(statistic)
+    order = sorted(range(len(statistic)), key=lambda index: -np.nan_to_num(statistic[index], posinf=np.inf))
+    for rank, index in enumerate(order):
+        wanted = student_quantile(1 - (1 - CONFIDENCE) / (len(order) - rank), len(differences[index]) - 1)
+        if not statistic[index] > wanted:
+            break
+        survives[index] = True
+    return survives
+
+
 def factorial_effects(responses: Mapping[tuple[bool, ...], Sequence[float]]) -> dict[tuple[int, ...], Estimate]:
     """Main effects and two-factor interactions of a full 2^k design that every seed went through.
 

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from hacpo_trl.reporting.statistics import factorial_effects, paired_difference, student_quantile, t_interval
+from hacpo_trl.reporting.statistics import factorial_effects, holm, paired_difference, student_quantile, t_interval
 
 
 @pytest.mark.parametrize(
@@ -104,3 +104,16 @@ def test_factorial_effects_are_a_regressions_coefficients():
 def test_a_design_that_is_not_full_is_an_error():
     with pytest.raises(ValueError, match="has 4 combinations; 3 were given, 1 are missing"):
         factorial_effects({(False, False): [1, 2], (True, False): [1, 2], (False, True): [1, 2]})
+
+
+def test_holm_by_hand():
+    # 5 seeds, so 4 degrees of freedom. |t| = 3, 10, 0, 4 by construction; of 4 comparisons the largest is compared with
+    # 4.315 (98.75 %), then with 3.961 (98.33 %), 3.495 (97.5 %), 2.776 (95 %).
+    spread = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
+    error = spread.std(ddof=1) / math.sqrt(5)
+    family = [list(spread + t * error) for t in (3.0, -10.0, 0.0, 4.0)]
+    assert holm(family) == [False, True, False, True]
+    # Alone each would be judged by 2.776; behind one that fails none is named.
+    assert holm(family[:1]) == [True]
+    assert holm([list(spread + 4.2 * error)] * 4) == [False] * 4
+    assert holm([[0.1] * 3, [0.0] * 3]) == [True, False]
