@@ -134,6 +134,9 @@ TUNING = Experiment(
     option="--tune",
 )
 MAIN = Experiment("main", "Methods", METHODS, ["GSPOx2", "GRPOx2"], picture="methods")
+MAIN_SHORT = Experiment(
+    "main-short", "Methods, on the short task", short(METHODS), ["GSPOx2", "GRPOx2"], option="--short"
+)
 ABLATION = Experiment(
     "ablations",
     "Mechanisms and options, on the short task",

@@ -1,6 +1,8 @@
 """The paper's questions, asked on the embedded task and answered with error bars, on a CPU.
 
     python examples/paper_in_miniature.py                 # methods against each other: the main table and its picture
+    python examples/paper_in_miniature.py --tune          # what each method is compared at: learning rate, clip range
+    python examples/paper_in_miniature.py --short         # the methods on the short task, as all that follow
     python examples/paper_in_miniature.py --ablations     # each mechanism off in turn, and other values of the options
     python examples/paper_in_miniature.py --factorial     # all combinations of four mechanisms: effects, interactions
     python examples/paper_in_miniature.py --agents 3 4 5  # more agents, at a fixed number of own rollouts
@@ -40,6 +42,7 @@ from miniature_experiments import (
     CLIP_RANGE,
     FACTORIAL,
     MAIN,
+    MAIN_SHORT,
     SETTINGS,
     TEMPERATURE,
     TUNING,
@@ -315,8 +318,8 @@ def present(experiment: Experiment, results: Mapping[str, Any], args: argparse.N
     """Prints an experiment's tables and writes them, with its picture, to the output directory and the report."""
     parts = [
         f"```bash\n{command(experiment, args)}\n```",
-        f"{experiment.title}; {len(args.seeds)} seeds, {min(args.seeds)} to {max(args.seeds)}. A star: survives Holm's "
-        "correction over the differences of its table.",
+        f"{experiment.title}; {len(args.seeds)} seeds, {min(args.seeds)} to {max(args.seeds)}. A star: survives "
+        "Holm's correction over the differences of its table.",
     ]
     for title, table in tables(experiment, results).items():
         console.print(table.rich(f"{experiment.title}: {title}"))
@@ -359,6 +362,7 @@ def chosen_experiments(args: argparse.Namespace) -> list[Experiment]:
     chosen = []
     chosen += [in_setting(name) for name in SETTINGS if name in (args.settings or ())]
     chosen += [TUNING] if args.tune else []
+    chosen += [MAIN_SHORT] if args.short else []
     chosen += [ABLATION] if args.ablations else []
     chosen += [FACTORIAL] if args.factorial else []
     chosen += [more_agents(args.agents)] if args.agents else []
@@ -371,6 +375,7 @@ def chosen_experiments(args: argparse.Namespace) -> list[Experiment]:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true", help="learning rates and clip ranges of each method")
+    parser.add_argument("--short", action="store_true", help="the methods on the short task")
     parser.add_argument("--ablations", action="store_true", help="each mechanism off in turn, other values of options")
     parser.add_argument("--factorial", action="store_true", help="all combinations of four mechanisms")
     parser.add_argument("--agents", type=int, nargs="+", help="also with so many agents: 3, 4, 5")

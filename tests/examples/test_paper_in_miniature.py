@@ -25,6 +25,8 @@ SCRIPT = REPOSITORY / "examples" / "paper_in_miniature.py"
 
 EXPERIMENTS = [
     experiments.MAIN,
+    experiments.MAIN_SHORT,
+    experiments.TUNING,
     experiments.ABLATION,
     experiments.FACTORIAL,
     experiments.TEMPERATURE,

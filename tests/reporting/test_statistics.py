@@ -107,8 +107,8 @@ def test_a_design_that_is_not_full_is_an_error():
 
 
 def test_holm_by_hand():
-    # 5 seeds, so 4 degrees of freedom. |t| = 3, 10, 0, 4 by construction; of 4 comparisons the largest is compared with
-    # 4.315 (98.75 %), then with 3.961 (98.33 %), 3.495 (97.5 %), 2.776 (95 %).
+    # 5 seeds, so 4 degrees of freedom. |t| = 3, 10, 0, 4 by construction; of 4 comparisons the largest is compared
+    # with 4.315 (98.75 %), then with 3.961 (98.33 %), 3.495 (97.5 %), 2.776 (95 %).
     spread = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
     error = spread.std(ddof=1) / math.sqrt(5)
     family = [list(spread + t * error) for t in (3.0, -10.0, 0.0, 4.0)]
