@@ -80,7 +80,7 @@ def short(methods: Mapping[str, Settings], agents: Mapping[str, str] = SHORT_AGE
     for name, settings in methods.items():
         clips = settings.get("algorithm", "hacpo") == "hacpo" and settings.get("clip_cross", True)
         wide = {"delta": 0.8} if clips else {}
-        shortened[name] = {"agents": agents, "max_completion_length": 8, **wide, **settings}
+        shortened[name] = {"agents": agents, "max_completion_length": 8, "learning_rate": 1e-4, **wide, **settings}
     return shortened
 
 

@@ -139,7 +139,7 @@ def test_every_method_is_a_valid_run_of_its_own(experiment, tmp_path):
 
 def test_the_key_is_the_recipe_with_what_a_method_changes():
     settings = settings_of({"alpha": 2.0, "false_positives": 0.05}, seed=11)
-    assert settings["config"]["prompts_per_step"] == 16 and settings["config"]["learning_rate"] == 1e-4
+    assert settings["config"]["prompts_per_step"] == 16 and settings["config"]["learning_rate"] == 3e-4
     assert (settings["config"]["alpha"], settings["config"]["seed"], settings["false_positives"]) == (2.0, 11, 0.05)
     assert (settings["agents"], settings["test_size"]) == ({"qwen": "qwen3-words", "llama": "llama-words"}, 256)
     assert settings["policies"]["qwen"].startswith("qwen3-words-seed11-")
