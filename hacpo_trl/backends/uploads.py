@@ -21,7 +21,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi
-from huggingface_hub.errors import HTTPError
 
 
 logger = logging.getLogger(__name__)
@@ -31,6 +30,7 @@ PAUSES = (2.0, 10.0, 60.0)
 LONGEST_PAUSE = 300.0
 # Answers that are no refusal: a limit on requests, a time limit, a fault of the server.
 TRY_AGAIN = (408, 429)
+HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "requests", "urllib3")
 
 
 @dataclass
@@ -90,10 +90,10 @@ def may_help(error: Exception) -> bool:
     """Whether an upload that failed so is worth another try."""
     response = getattr(error, "response", None)
     if response is None:
-        # A connection that was refused, cut or too slow: errors of the HTTP library, or of the system.
-        return isinstance(error, (HTTPError, ConnectionError, TimeoutError)) or type(error).__module__.startswith(
-            "http"
-        )
+        # A connection that was refused, cut or too slow: an error of the system, or of the HTTP library, which is another
+        # one with each version of the Hub's.
+        library = type(error).__module__.split(".")[0]
+        return isinstance(error, (ConnectionError, TimeoutError)) or library in HTTP_LIBRARIES
     return response.status_code >= 500 or response.status_code in TRY_AGAIN
 
 
