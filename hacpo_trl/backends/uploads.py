@@ -90,8 +90,8 @@ def may_help(error: Exception) -> bool:
     """Whether an upload that failed so is worth another try."""
     response = getattr(error, "response", None)
     if response is None:
-        # A connection that was refused, cut or too slow: an error of the system, or of the HTTP library, which is another
-        # one with each version of the Hub's.
+        # A connection that was refused, cut or too slow: an error of the system, or of the HTTP library, whichever the
+        # installed version of the Hub's uses.
         library = type(error).__module__.split(".")[0]
         return isinstance(error, (ConnectionError, TimeoutError)) or library in HTTP_LIBRARIES
     return response.status_code >= 500 or response.status_code in TRY_AGAIN
