@@ -94,7 +94,7 @@ POLICIES: dict[str, PolicySpec] = {
 }
 
 # For answers in words. Of a prompt's symbols no two are such a pair of letters.
-_PAIRS = (*((left, right) for left, right in ["re", "as", "ta", "we", "ow", "et"]), *_merge_each("d;"))
+_PAIRS = (*((pair[0], pair[1]) for pair in ("re", "as", "ta", "we", "ow", "et")), *_merge_each("d;"))
 
 
 def _prefer(wording: int, probability: float = 0.71) -> tuple[float, ...]:
