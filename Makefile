@@ -30,7 +30,7 @@ COVERAGE ?=
 help:
 	@echo "make demo              train two tiny agents on the CPU (sets up $(VENV) first; a few minutes in all)"
 	@echo "make demo-vllm         the same, sampled by two vLLM servers (sets up $(VLLM_VENV), too)"
-	@echo "make miniature         compare HACPO with other methods over five seeds on the CPU (about ten minutes)"
+	@echo "make miniature         compare HACPO with other methods over five seeds on the CPU (about half an hour)"
 	@echo "make test              run the tests (sets up $(VENV) first)"
 	@echo "make test-fast         those that take seconds, and some of the trainer's (less than a minute)"
 	@echo "make test-lowest       some of the tests with the lowest versions that setup.cfg allows"

@@ -1,5 +1,6 @@
 """Settings and fixtures that all tests share."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,6 +17,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The same examples in every run. `pytest --hypothesis-profile=default` looks for others.
 settings.register_profile("same", derandomize=True, database=None, deadline=None, max_examples=50)
 settings.load_profile("same")
+
+
+def pytest_collection_finish(session):
+    # What the tests have imported stays: later collections need not go through it.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
