@@ -16,7 +16,8 @@ from packaging.version import Version
 
 # For each bounded library what the package takes of it that may change without notice: `module:name`.
 PRIVATE = {
-    "math-verify": ["math_verify.grader:should_treat_as_complex", "math_verify.parser:get_last_eq"],
+    # Of the parser that it brings along.
+    "math-verify": ["latex2sympy2_extended.latex2sympy2:ConversionConfig", "latex2sympy2_extended.logic:And"],
     "transformers": [
         f"transformers:Trainer.{name}"
         for name in (

@@ -299,7 +299,10 @@ def policy_paths(names: Sequence[str], seed: int = 0, progress: Callable[[str], 
     """`policy_path` of several; those that have to be made are made side by side, one a core."""
     missing = [name for name in dict.fromkeys(names) if not policy_directory(name, seed).is_dir()]
     beside = missing[1 : os.cpu_count() or 1]
-    program = f"from {__name__} import policy_path; import sys; policy_path(sys.argv[1], int(sys.argv[2]))"
+    program = (
+        "import sys, transformers; transformers.utils.logging.disable_progress_bar(); "
+        f"from {__name__} import policy_path; policy_path(sys.argv[1], int(sys.argv[2]))"
+    )
     processes = [subprocess.Popen([sys.executable, "-c", program, name, str(seed)]) for name in beside]
     for name in beside:
         if progress is not None:
