@@ -98,7 +98,7 @@ class StepCheckpoints(MultiPolicyTrainer):
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
     def _finalize_training(self, trial, num_train_samples, start_time):
-        before = self._seconds_before if self._initial_global_step == 0 else 0.0
+        before = 0.0 if self._losses_before is None else self._seconds_before
         return super()._finalize_training(trial, num_train_samples, start_time - before)
 
     def _save_optimizer_and_scheduler(self, output_dir: str):
